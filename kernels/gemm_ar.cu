@@ -1,0 +1,323 @@
+// GEMM + AllReduce, fused. Every rank has A[M,K] and B[K,N] of its own; all ranks end with the sum of the products.
+//
+//   compute   makes tiles of the rank's own product as bf16 partials and tells each tile's owner, a rank of its node
+//   local     the owner sums the partials of its node's ranks, in rank order, in fp32
+//               one node:   rounds once and writes the result to every rank of the node
+//               more nodes: rounds to the node sum; whoever completes a chunk also does
+//   send        one command per other node: the chunk crosses the network once, to the rail peer
+//   receive   sums the node sums of a tile in node order, in fp32, rounds once, writes to every rank of the node
+//
+// Tiles are numbered in the order in which all ranks compute them; `chunk_tiles` of them make a chunk, and chunk c belongs
+// to local rank c % G of each node. A rank's own tiles have slots 0, 1, ... in that order.
+//
+//   flag      writer                         reader              scope    says
+//   ready     compute, rank of the node      local, owner        system   the rank's partial of a slot is written
+//   arrived   proxy of the rail peer         receive             system   a node's sum of a chunk is here
+//             (own node: local)                                  (gpu)
+//   credit    proxy of the rail peer         local               system   the node has consumed all that was sent to it in
+//             (own node: receive)                                (gpu)    that epoch; the next may overwrite
+//   finished  owner, rank of the node        exit                system   the owner has written its whole share here
+//
+// No deadlock: compute waits for nothing; local waits for compute, and for the credits of the launch before, which that
+// launch gives without waiting for this one; send waits for the proxy, which waits for no block; a block starts on receive
+// only when its input is there or no local task is left to claim; exit waits for all of these.
+#include "mk/mk.h"
+
+#define GEMM_AR_FLAGS(F) F(ready) F(arrived) F(credit) F(finished)
+
+#define GEMM_AR_PARAMS(S, A)                                                                      \
+  MK_LAUNCH_PARAMS(S, A)                                                                          \
+  S(u64, a)        /* offsets in the heap: A, row-major, lda */                                   \
+  S(u64, b)        /* B, row-major, ldb */                                                        \
+  S(u64, partial)  /* own product, one tile after another */                                      \
+  S(u64, node_sum) /* own slots */                                                                \
+  S(u64, receive)  /* own slots, once per other node */                                              \
+  S(u64, out)      /* the result, row-major, ldb */                                               \
+  S(i32, m)                                                                                       \
+  S(i32, n)                                                                                       \
+  S(i32, k)                                                                                       \
+  S(i32, lda)      /* elements, multiples of 8; what is beyond k or n is zero */                  \
+  S(i32, ldb)                                                                                     \
+  S(i32, chunk_tiles)                                                                             \
+  S(i32, slots)    /* most tiles that a rank owns: the same on all ranks */                       \
+  S(i32, reserved)
+
+namespace mk {
+
+MK_STRUCT(Params, GEMM_AR_PARAMS)
+
+enum FlagKind : u32 { ready, arrived, credit, finished };
+
+// Where things are, from the parameters alone.
+struct Map {
+  const Params& p;
+
+  i32 tiles() const { return ceil_div(p.m, kTileM) * ceil_div(p.n, kTileN); }
+  i32 owner(i32 tile) const { return tile / p.chunk_tiles % p.local_ranks; }
+  i32 slot(i32 tile) const { return tile / p.chunk_tiles / p.local_ranks * p.chunk_tiles + tile % p.chunk_tiles; }
+  i32 tile(i32 slot) const {
+    return (slot / p.chunk_tiles * p.local_ranks + p.local_rank) * p.chunk_tiles + slot % p.chunk_tiles;
+  }
+  i32 chunk_size(i32 chunk) const {  // tiles in an own chunk
+    const i32 left = tiles() - tile(chunk * p.chunk_tiles);
+    return left < p.chunk_tiles ? left : p.chunk_tiles;
+  }
+  i32 own_tiles() const {
+    const i32 cycle = p.local_ranks * p.chunk_tiles;
+    const i32 rest = tiles() % cycle - p.local_rank * p.chunk_tiles;
+    return tiles() / cycle * p.chunk_tiles + (rest < 0 ? 0 : rest < p.chunk_tiles ? rest : p.chunk_tiles);
+  }
+  i32 chunks() const { return ceil_div(p.slots, p.chunk_tiles); }
+
+  // Groups of eight rows of tiles are walked column by column, so that concurrent tiles share operands in L2.
+  i32 row(i32 tile) const {
+    const i32 group = tile / (kGroup * columns()), height = group_height(group);
+    return group * kGroup + (tile - group * kGroup * columns()) % height;
+  }
+  i32 column(i32 tile) const {
+    const i32 group = tile / (kGroup * columns()), height = group_height(group);
+    return (tile - group * kGroup * columns()) / height;
+  }
+  i32 rows_of(i32 tile) const { return least(p.m - row(tile) * kTileM, kTileM); }
+  i32 cols_of(i32 tile) const { return least(p.ldb - column(tile) * kTileN, kTileN); }
+
+  template <class T> T* at(i32 local_rank, u64 offset) const { return reinterpret_cast<T*>(p.heap[local_rank] + offset); }
+  bf16* tiles_at(u64 buffer, i64 index) const {
+    return at<bf16>(p.local_rank, buffer + u64(index) * u64(kTileBytes));
+  }
+
+  // A receive buffer has a bank of slots for each other node.
+  i64 bank(i32 from_node, i32 at_node) const { return from_node < at_node ? from_node : from_node - 1; }
+
+  // Control region: flags, then counters; every kind of flag consecutive.
+  i64 flag_index(FlagKind kind, i32 major) const {
+    const i64 ready_words = i64(p.slots) * p.local_ranks, arrived_words = i64(chunks()) * p.nodes;
+    switch (kind) {
+      case ready: return i64(major) * p.local_ranks;
+      case arrived: return ready_words + i64(major) * p.nodes;
+      case credit: return ready_words + arrived_words;
+      default: return ready_words + arrived_words + p.nodes;
+    }
+  }
+  i64 flag_words() const { return flag_index(finished, 0) + p.local_ranks; }
+  Flags flags(i32 local_rank, FlagKind kind, i32 major, i32 count) const {
+    return {at<u64>(local_rank, p.control_offset) + flag_index(kind, major), kind, u32(major * count), count};
+  }
+  Flags own(FlagKind kind, i32 major) const {
+    const bool by_rank = kind == ready || kind == finished;
+    return flags(p.local_rank, kind, major, by_rank ? p.local_ranks : p.nodes);
+  }
+
+  // Counters follow the flags.
+  u64* counters() const { return at<u64>(p.local_rank, p.control_offset) + flag_words(); }
+  u64* compute_tickets() const { return counters(); }
+  u64* local_tickets() const { return counters() + 1; }
+  u64* receive_tickets() const { return counters() + 2; }
+  u64* broadcast() const { return counters() + 3; }
+  u64* received() const { return counters() + 4; }
+  u64* queue_full() const { return counters() + 5; }
+  u64* queue_heads() const { return counters() + 6; }
+  u64* summed(i32 chunk) const { return queue_heads() + p.rings + chunk; }
+  ControllerWords* controller() const { return reinterpret_cast<ControllerWords*>(summed(chunks())); }
+  i64 control_bytes() const {
+    return (flag_words() + 6 + p.rings + chunks()) * i64(sizeof(u64)) + i64(sizeof(ControllerWords));
+  }
+
+ private:
+  static constexpr i32 kGroup = 8;
+  i32 columns() const { return ceil_div(p.n, kTileN); }
+  i32 group_height(i32 group) const { return least(ceil_div(p.m, kTileM) - group * kGroup, kGroup); }
+  static i32 least(i32 a, i32 b) { return a < b ? a : b; }
+};
+
+struct GemmAr {
+  Block& block;
+  const Params& p;
+  Map map;
+  Controller& controller;
+  Trace trace;
+  CommandQueue queue;
+  i32 limit = 0;       // tiles that compute may still take; 0: any number
+  bool failed = false;
+  u64 task_begin = 0;
+
+  u64 now_value() const { return flag_value(p.epoch, 1); }
+
+  void begin(Role role) {
+    block.role = u32(role);
+    task_begin = now_ns(block);
+  }
+  void end(Role role, i32 task) {
+    const u64 now = now_ns(block);
+    trace.add(block, role, task, task_begin, now);
+    if (role != Role::send) controller.finished(block, role, now - task_begin);
+  }
+
+  // compute: the schedule that gemm_role runs
+
+  bool next(i32& tile) {
+    if (stop) return false;
+    tile = claim(block, map.compute_tickets(), p.epoch);
+    if (tile >= map.tiles()) {
+      exhausted = true;
+      return false;
+    }
+    begin(Role::compute);
+    return true;
+  }
+
+  GemmOperands operands(i32 tile) const {
+    const i32 row = map.row(tile), column = map.column(tile);
+    return {map.at<const bf16>(p.local_rank, p.a) + i64(row) * kTileM * p.lda,
+            map.at<const bf16>(p.local_rank, p.b) + i64(column) * kTileN,
+            map.tiles_at(p.partial, tile), p.lda, p.ldb, p.k, map.rows_of(tile), map.cols_of(tile), tile};
+  }
+
+  void done(i32 tile) {
+    const i32 slot = map.slot(tile);
+    signal<Scope::system>(block, map.flags(map.owner(tile), ready, slot, p.local_ranks).at(p.local_rank), now_value());
+    end(Role::compute, tile);
+    stop = one_tile || controller.assign(block) != Role::compute;
+  }
+
+  bool stop = false, exhausted = false, one_tile = false;
+
+  Outcome compute(i32 tiles) {
+    one_tile = tiles == 1;
+    stop = false;
+    gemm_role(block, *this);
+    return exhausted ? Outcome::exhausted : Outcome::yielded;
+  }
+
+  // communication
+
+  // Receives come first, since their input is there and nothing else ends the launch. A block that may be lent claims only
+  // what is ready; one that may not, because no tile is left or the partition is fixed, claims the next and waits.
+  Outcome communicate(bool may_lend) {
+    while (!may_lend || controller.assign(block) == Role::local) {
+      if (p.nodes > 1) {
+        const i32 slot = peek(block, map.receive_tickets(), p.epoch);
+        if (slot < map.own_tiles() && reached_all<Scope::system>(block, map.own(arrived, slot / p.chunk_tiles), now_value())) {
+          if (claim_exactly(block, map.receive_tickets(), p.epoch, slot) && !receive(slot)) return Outcome::aborted;
+          continue;
+        }
+      }
+      if (may_lend) {
+        const i32 slot = peek(block, map.local_tickets(), p.epoch);
+        if (slot >= map.own_tiles()) return p.nodes > 1 ? Outcome::yielded : Outcome::exhausted;
+        if (!reached_all<Scope::system>(block, map.own(ready, slot), now_value())) return Outcome::yielded;
+        if (claim_exactly(block, map.local_tickets(), p.epoch, slot) && !local(slot)) return Outcome::aborted;
+        continue;
+      }
+      i32 slot = claim(block, map.local_tickets(), p.epoch);
+      if (slot < map.own_tiles()) {
+        if (!local(slot)) return Outcome::aborted;
+        continue;
+      }
+      if (p.nodes == 1) return Outcome::exhausted;
+      slot = claim(block, map.receive_tickets(), p.epoch);
+      if (slot >= map.own_tiles()) return Outcome::exhausted;
+      if (!receive(slot)) return Outcome::aborted;
+    }
+    return Outcome::yielded;
+  }
+
+  bool local(i32 slot) {
+    block.role = u32(Role::local);
+    if (!wait_all<Scope::system>(block, map.own(ready, slot), now_value())) return false;
+    if (p.nodes > 1 && !wait_all<Scope::system>(block, map.own(credit, 0), flag_value(p.epoch - 1, 0))) return false;
+    begin(Role::local);
+    Reduction r;
+    const i32 tile = map.tile(slot);
+    r.sources = p.local_ranks;
+    for (i32 i = 0; i < p.local_ranks; ++i) r.source[i] = map.at<const bf16>(i, p.partial) + tile * kTileElements;
+    if (p.nodes == 1) {
+      to_node(r, tile);
+      end(Role::local, slot);
+      return true;
+    }
+    r.destinations = 1;
+    r.destination[0] = map.tiles_at(p.node_sum, slot);
+    r.stride = kTileN;
+    r.rows = kTileM;
+    r.cols = kTileN;
+    reduce(block, r);
+    end(Role::local, slot);
+    const i32 chunk = slot / p.chunk_tiles;
+    if (!completes<Scope::gpu>(block, map.summed(chunk), p.epoch, u32(map.chunk_size(chunk)))) return true;
+    signal<Scope::gpu>(block, map.own(arrived, chunk).at(p.node), now_value());
+    return send(chunk);
+  }
+
+  bool send(i32 chunk) {
+    begin(Role::send);
+    const i64 first = i64(chunk) * p.chunk_tiles * kTileBytes;
+    for (i32 step = 1; step < p.nodes; ++step) {
+      const i32 peer = (p.node + step) % p.nodes;
+      const i64 bank = map.bank(p.node, peer) * p.slots * kTileBytes;
+      if (!queue.push(block, {CommandOp::put, peer, u32(map.flag_index(arrived, chunk) + p.node), i64(p.node_sum) + first,
+                              i64(p.receive) + bank + first, map.chunk_size(chunk) * kTileBytes, u32(p.epoch)}))
+        return false;
+    }
+    end(Role::send, chunk);
+    return true;
+  }
+
+  bool receive(i32 slot) {
+    block.role = u32(Role::receive);
+    if (!wait_all<Scope::system>(block, map.own(arrived, slot / p.chunk_tiles), now_value())) return false;
+    begin(Role::receive);
+    Reduction r;
+    r.sources = p.nodes;
+    for (i32 node = 0; node < p.nodes; ++node)
+      r.source[node] = node == p.node ? map.tiles_at(p.node_sum, slot) : map.tiles_at(p.receive, map.bank(node, p.node) * p.slots + slot);
+    to_node(r, map.tile(slot));
+    end(Role::receive, slot);
+    if (!completes<Scope::gpu>(block, map.received(), p.epoch, u32(map.own_tiles()))) return true;
+    signal<Scope::gpu>(block, map.own(credit, 0).at(p.node), flag_value(p.epoch, 0));
+    for (i32 step = 1; step < p.nodes; ++step)
+      if (!queue.push(block, {CommandOp::put, (p.node + step) % p.nodes, u32(map.flag_index(credit, 0) + p.node), 0, 0, 0,
+                              u32(p.epoch)}))
+        return false;
+    return true;
+  }
+
+  // The rounded sum goes to every rank of the node; whoever writes the owner's last tile says so to all.
+  void to_node(Reduction& r, i32 tile) {
+    r.destinations = p.local_ranks;
+    r.stride = p.ldb;
+    r.rows = map.rows_of(tile);
+    r.cols = map.cols_of(tile);
+    const i64 first = i64(map.row(tile)) * kTileM * p.ldb + i64(map.column(tile)) * kTileN;
+    for (i32 i = 0; i < p.local_ranks; ++i) r.destination[i] = map.at<bf16>(i, p.out) + first;
+    reduce(block, r);
+    if (completes<Scope::system>(block, map.broadcast(), p.epoch, u32(map.own_tiles()))) say_finished();
+  }
+
+  void say_finished() {
+    for (i32 i = 0; i < p.local_ranks; ++i)
+      signal<Scope::system>(block, map.flags(i, finished, 0, p.local_ranks).at(p.local_rank), now_value());
+  }
+};
+
+void gemm_ar(Block& block, const Params& p) {
+  const Map map{p};
+  const u32 tiles = u32(map.tiles()), own = u32(map.own_tiles());
+  Controller controller{map.controller(), map.at<HistoryRow>(p.local_rank, p.history_offset), p.history_capacity, p.epoch,
+                        Policy(p.policy), p.blocks, p.comm_sms, {0, tiles, own, 0, p.nodes > 1 ? own : 0}};
+  GemmAr kernel{block, p, map, controller,
+                {map.at<TraceEvent>(p.local_rank, p.trace_offset), p.trace_capacity},
+                {reinterpret_cast<u64*>(p.ring_slots), reinterpret_cast<u64*>(p.ring_tails), map.queue_heads(),
+                 map.queue_full(), p.rings, p.ring_depth}};
+  run_roles(block, controller, [&](i32 limit) { return kernel.compute(limit); },
+            [&](bool may_lend) { return kernel.communicate(may_lend); });
+  if (block.index != 0 || aborted(block)) return;
+  if (own == 0) kernel.say_finished();
+  wait_all<Scope::system>(block, map.own(finished, 0), kernel.now_value());
+}
+
+inline i64 control_bytes(const Params& p) { return Map{p}.control_bytes(); }
+
+}  // namespace mk
+
+MK_KERNEL(gemm_ar, Params, GEMM_AR_PARAMS, GEMM_AR_FLAGS, gemm_ar, control_bytes)

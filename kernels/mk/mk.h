@@ -1,0 +1,7 @@
+// The device library, whole.
+#pragma once
+#include "command_queue.h"
+#include "controller.h"
+#include "roles.h"
+#include "tiles.h"
+#include "trace.h"

@@ -1,0 +1,89 @@
+// Tiles in plain loops that the compiler vectorises. With the simulator a transfer poisons its destination when it starts
+// and is complete only once its time has passed, so that who reads too early, or overwrites too early, computes NaN.
+#pragma once
+#include "tiles.h"
+
+namespace mk {
+
+constexpr unsigned short kPoison = 0x7fc1;
+
+inline float to_float(bf16 value) {
+  const u32 bits = u32(value.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+inline bf16 to_bf16(float value) {
+  u32 bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (value != value) return {static_cast<unsigned short>(bits >> 16 | 64)};
+  return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+inline void poison(bf16* row, i32 n) {
+  for (i32 i = 0; i < n; ++i) row[i].bits = kPoison;
+}
+
+inline void gemm_tile(Block& block, const GemmOperands& op) {
+  Scratch& scratch = *block.scratch;
+  if (block.machine->payload) {
+    poison(op.c, i32(kTileElements));
+    std::memset(scratch.accumulator, 0, sizeof scratch.accumulator);
+    for (i32 k = 0; k < op.k; ++k) {
+      float row[kTileN];
+      for (i32 j = 0; j < op.cols; ++j) row[j] = to_float(op.b[k * op.ldb + j]);
+      for (i32 i = 0; i < op.rows; ++i) {
+        const float a = to_float(op.a[i * op.lda + k]);
+        if (a == 0.0f) continue;
+        float* c = scratch.accumulator + i64(i) * kTileN;
+        for (i32 j = 0; j < op.cols; ++j) c[j] += a * row[j];
+      }
+    }
+    for (i64 i = 0; i < kTileElements; ++i) scratch.tile[i] = to_bf16(scratch.accumulator[i]);
+  }
+  block.unfinished_store = op.c;
+  block.machine->charge_gemm(block, op.k, op.task);
+}
+
+inline void finish_stores(Block& block) {
+  block.machine->charge_store(block, kTileBytes);
+  if (block.machine->payload && block.unfinished_store)
+    std::memcpy(block.unfinished_store, block.scratch->tile, sizeof block.scratch->tile);
+  block.unfinished_store = nullptr;
+}
+
+inline void sum_rows(Block& block, const Reduction& r, i32 first, i32 last) {
+  for (i32 i = first; i < last; ++i) {
+    float sum[kTileN] = {};
+    for (i32 s = 0; s < r.sources; ++s)
+      for (i32 j = 0; j < r.cols; ++j) sum[j] += to_float(r.source[s][i64(i) * kTileN + j]);
+    for (i32 j = 0; j < r.cols; ++j) block.scratch->tile[i64(i) * kTileN + j] = to_bf16(sum[j]);
+  }
+}
+
+// Half of the sources is read at the start and half at the end of the transfer's time, so that both a source that is not
+// there yet and one that is overwritten too early show.
+inline void reduce(Block& block, const Reduction& r) {
+  const bool payload = block.machine->payload;
+  if (payload) {
+    for (i32 d = 0; d < r.destinations; ++d)
+      for (i32 i = 0; i < r.rows; ++i) poison(r.destination[d] + i * r.stride, r.cols);
+    sum_rows(block, r, 0, r.rows / 2);
+  }
+  Traffic traffic;
+  traffic.sources = r.sources;
+  traffic.destinations = r.destinations;
+  traffic.bytes = i64(r.rows) * r.cols * i64(sizeof(bf16));
+  for (i32 s = 0; s < r.sources; ++s) traffic.source[s] = r.source[s];
+  for (i32 d = 0; d < r.destinations; ++d) traffic.destination[d] = r.destination[d];
+  block.machine->charge_move(block, traffic);
+  if (payload) {
+    sum_rows(block, r, r.rows / 2, r.rows);
+    for (i32 d = 0; d < r.destinations; ++d)
+      for (i32 i = 0; i < r.rows; ++i)
+        std::memcpy(r.destination[d] + i * r.stride, block.scratch->tile + i64(i) * kTileN, size_t(r.cols) * sizeof(bf16));
+  }
+}
+
+}  // namespace mk

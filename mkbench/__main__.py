@@ -1,0 +1,3 @@
+from mkbench.cli import main
+
+main()

@@ -1,0 +1,145 @@
+"""A plan and its results as tables. Simulated results say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from mkbench.cli.console import outcome, print_line, print_table, shape_name
+from mkbench.core.plan import Plan
+from mkbench.core.selection import best_static
+from mkbench.core.units import format_bytes, format_us
+
+Record = Mapping[str, Any]
+
+WHERE = {
+    "sim": "simulated: virtual time of a model, nothing was measured",
+    "host": "measured on this machine's CPU, not on GPUs",
+    "cuda": "measured",
+}
+
+NUMBERS = (
+    "best comm SMs",
+    "best static",
+    "95 % CI",
+    "adaptive",
+    "adaptive/best",
+    "worst/best",
+    "lower bound",
+    "network",
+)
+
+
+def plan_header(plan: Plan) -> str:
+    """One line: what is measured and where, with "simulated" said plainly."""
+    cluster, config = plan.cluster, plan.config
+    count = f"{len(plan.points)} point{'s' if len(plan.points) > 1 else ''}"
+    nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
+    return (
+        f"{', '.join(config.kernels)}: {count} on {cluster.name} ({nodes} x {cluster.ranks_per_node} ranks "
+        f"of {cluster.hardware.name}, {cluster.hardware.blocks} blocks each), {WHERE[config.platform]}"
+    )
+
+
+def print_plan(plan: Plan) -> None:
+    """Every point of a plan with its lower bound."""
+    print_line(plan_header(plan))
+    print_table(
+        ("kernel", "size", "shape", "policy", "comm SMs", "samples", "network", "lower bound"),
+        [
+            (
+                point.kernel,
+                str(point.size or ""),
+                point.shape.label,
+                point.policy,
+                str(point.comm_sms) if point.comm_sms is not None else f"from {point.start_comm_sms}",
+                str(point.samples),
+                format_bytes(point.network_bytes) if point.network_bytes else "",
+                _us(point.lower_bound_us),
+            )
+            for point in plan.points
+        ],
+        right=("size", "comm SMs", "samples", "network", "lower bound"),
+    )
+
+
+def print_results(records: Sequence[Record]) -> None:
+    """One row a kernel and shape: the best static partition beside the adaptive policy."""
+    rows = [_row(list(group)) for _, group in groupby(records, key=lambda r: (r["kernel"], shape_name(r)))]
+    columns = ("kernel", "size", *NUMBERS)
+    kept = [i for i, name in enumerate(columns) if name != "network" or any(row[i] for row in rows)]
+    table = [[row[i] for i in kept] for row in rows]
+    print_table([columns[i] for i in kept], table, right=("size", *NUMBERS))
+
+
+def print_record(record: Record) -> None:
+    """Everything about one point, one line a fact."""
+    print_table(("what", "value"), list(_facts(record)))
+
+
+def _row(records: list[Record]) -> tuple[str, ...]:
+    first = records[0]
+    static = {r["comm_sms"]: r for r in records if r["policy"] == "static" and r["status"] == "ok"}
+    medians = {comm_sms: _median(record) for comm_sms, record in static.items()}
+    best = static[best_static(medians)] if static else None
+    adaptive = next((record for record in records if record["policy"] == "adaptive"), None)
+    ratio = ""
+    if best and adaptive and adaptive["latency_us"]:
+        ratio = f"{_median(adaptive) / _median(best):.3f}"
+    network = max(record["network_bytes"] for record in records)
+    return (
+        first["kernel"],
+        shape_name(first),
+        str(best["comm_sms"]) if best else "",
+        format_us(_median(best)) if best else "",
+        _interval(best) if best else "",
+        _brief(adaptive) if adaptive else "",
+        ratio,
+        f"{max(medians.values()) / _median(best):.2f}" if best else "",
+        _us(first["lower_bound_us"]),
+        format_bytes(network) if network else "",
+    )
+
+
+def _facts(record: Record) -> Iterator[tuple[str, str]]:
+    yield "status", record["status"]
+    if record["message"]:
+        yield "message", record["message"]
+    latency = record["latency_us"]
+    if latency:
+        yield "latency", f"{outcome(record)}, 95 % CI: {_interval(record)}, n = {latency['n']}"
+        yield "stopped after", record["stop"]
+        yield "throughput", f"{record['tflops_per_gpu']:.3g} TFLOPS a rank"
+    if record["lower_bound_us"] is not None:
+        yield "lower bound", format_us(record["lower_bound_us"])
+    roles = record["partition"].items()
+    yield "partition", ", ".join(f"{blocks} blocks {role}" for role, blocks in roles)
+    yield "network", f"{format_bytes(record['network_bytes'])} in {record['commands']} proxy commands"
+    check = record["check"]
+    if check is None:
+        yield "check", "not verified"
+    elif check["mismatches"]:
+        yield "check", f"{check['mismatches']} of {check['elements']} elements are wrong"
+        yield "first wrong", check["first"]
+    else:
+        yield "check", f"all {check['elements']} elements are right"
+
+
+def _brief(record: Record) -> str:
+    return format_us(_median(record)) if record["latency_us"] else str(record["status"])
+
+
+def _median(record: Record) -> float:
+    return float(record["latency_us"]["median"])
+
+
+def _us(value: float | None) -> str:
+    return "unknown" if value is None else format_us(value)
+
+
+def _interval(record: Record) -> str:
+    latency = record["latency_us"]
+    if latency["n"] == 1:
+        return "exact" if record["simulated"] else "one sample"
+    return f"{format_us(latency['ci_low'])} to {format_us(latency['ci_high'])}"

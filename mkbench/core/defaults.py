@@ -1,0 +1,86 @@
+"""What a sweep means where the user said nothing, and which settings contradict each other."""
+
+from mkbench.core.cluster import ClusterProfile, load_cluster
+from mkbench.core.config import SweepConfig
+from mkbench.core.environment import default_platform
+from mkbench.core.errors import UsageError
+
+GPU_SIZES = (2048, 4096, 8192, 16384, 32768)
+GPU_COMM_SMS = tuple(range(2, 65, 2))
+GPU_CLUSTER = "1x8-h100"
+HOST_SIZES = (512,)
+HOST_COMM_SMS = (1, 2, 4)
+HOST_CLUSTER = "host"
+SAMPLES = {"sim": 1, "host": 10, "cuda": 20}
+"""Launches timed a point; the simulator is deterministic."""
+
+
+def resolved_cluster(config: SweepConfig) -> ClusterProfile:
+    """Return the cluster with the counts that the user gave.
+
+    Raises UsageError if it does not suit the platform.
+    """
+    platform = _platform(config)
+    cluster = load_cluster(config.cluster or (HOST_CLUSTER if platform == "host" else GPU_CLUSTER))
+    cluster = cluster.resized(config.nodes, config.ranks_per_node)
+    if platform == "host" and cluster.hardware.name != "cpu":
+        raise UsageError(
+            f"platform 'host' runs on this machine's processor, not on cluster {cluster.name!r}",
+            hint="leave --cluster out and set --nodes and --ranks-per-node, or use --platform sim",
+        )
+    if platform != "host" and cluster.hardware.name == "cpu":
+        raise UsageError(
+            f"cluster {cluster.name!r} has no GPU rates, which platform {platform!r} needs",
+            hint=f"choose a cluster such as --cluster {GPU_CLUSTER}, or use --platform host",
+        )
+    if platform == "sim" and cluster.nodes > 1 and cluster.network is None:
+        raise UsageError(
+            f"cluster {cluster.name!r} has no network between its {cluster.nodes} nodes",
+            hint="choose a cluster with a network, such as --cluster 2x8-h200-ib",
+        )
+    return cluster
+
+
+def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
+    """Return `config` with every default filled in that does not depend on the single point.
+
+    Raises UsageError for a transport or a data setting that the platform does not have.
+    """
+    platform = _platform(config)
+    on_host = platform == "host"
+    transport = config.transport or _transport(platform, cluster.nodes)
+    allowed = ("sim",) if platform == "sim" else ("shm", "tcp")
+    if transport not in allowed:
+        raise UsageError(
+            f"platform {platform!r} has no transport {transport!r}", hint=f"choose {' or '.join(allowed)}"
+        )
+    if config.data is False and platform != "sim":
+        raise UsageError(f"platform {platform!r} always moves data", hint="data off is for --platform sim")
+    if config.faults and platform != "sim":
+        raise UsageError(f"platform {platform!r} injects no faults", hint="use --platform sim")
+    comm_sms = HOST_COMM_SMS if on_host else GPU_COMM_SMS
+    fitting = tuple(count for count in comm_sms if count < cluster.hardware.blocks)
+    sizes = config.sizes or (HOST_SIZES if on_host else GPU_SIZES)
+    return config.model_copy(
+        update={
+            "platform": platform,
+            "cluster": config.cluster or (HOST_CLUSTER if on_host else GPU_CLUSTER),
+            "nodes": cluster.nodes,
+            "ranks_per_node": cluster.ranks_per_node,
+            "sizes": None if config.shape is not None else sizes,
+            "comm_sms": config.comm_sms or fitting,
+            "transport": transport,
+            "samples": config.samples or SAMPLES[platform],
+            "data": platform != "sim" if config.data is None else config.data,
+        }
+    )
+
+
+def _platform(config: SweepConfig) -> str:
+    return default_platform() if config.platform == "auto" else config.platform
+
+
+def _transport(platform: str, nodes: int) -> str:
+    if platform == "sim":
+        return "sim"
+    return "tcp" if nodes > 1 else "shm"

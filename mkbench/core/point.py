@@ -1,0 +1,54 @@
+"""One point of a sweep: everything a platform must know to run it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mkbench.core.faults import Fault
+from mkbench.core.workloads.base import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A kernel, a shape, a place to run and a partition.
+
+    `blocks` are those of one rank; `comm_sms` is None for a policy that chooses itself, which starts with
+    `start_comm_sms`. `network_bytes` is what the workload's formula expects of one launch. `deadline_s` is
+    the longest that a wait, or a rank without progress, may take.
+    """
+
+    key: str
+    kernel: str
+    size: int | None
+    shape: Shape
+    platform: str
+    cluster: str
+    hardware: str
+    nodes: int
+    ranks_per_node: int
+    ranks: int
+    blocks: int
+    transport: str
+    policy: str
+    comm_sms: int | None
+    start_comm_sms: int
+    chunk_tiles: int
+    samples: int
+    seed: int
+    data: bool
+    family: str
+    flops_per_rank: float
+    lower_bound_us: float | None
+    network_bytes: int
+    deadline_s: float
+    faults: tuple[Fault, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return asdict(self) | {"faults": [asdict(fault) for fault in self.faults]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Point":
+        """Return the point that `to_json` wrote."""
+        faults = tuple(Fault(**fault) for fault in data["faults"])
+        return cls(**{**data, "shape": Shape(**data["shape"]), "faults": faults})

@@ -1,0 +1,112 @@
+"""The points of a job on one rank: build, set up, launch, verify, time. Every rank runs the same steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkbench.build.cpu import build_library
+from mkbench.build.errors import BuildFailed
+from mkbench.build.source_hash import source_hash
+from mkbench.core.measurement import Check, Measurement
+from mkbench.core.point import Point
+from mkbench.dist.heartbeat import HeartbeatFile
+from mkbench.dist.history import controller_history
+from mkbench.dist.library import KernelLibrary
+from mkbench.dist.place import Place
+from mkbench.dist.point_run import PointRun, Round
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+#: Launches before the timed ones. The first is verified, as is the last timed one.
+WARM_UP = 2
+_BUILD_DEADLINE_S = 300.0
+
+
+def measure_points(world: Intracomm, points: Sequence[Point], beats: HeartbeatFile) -> Iterator[Measurement]:
+    """Yield one measurement a point, in order, the same on every rank but for the controller's history. Collective."""
+    place: Place | None = None
+    for point in points:
+        if place is None or place.topology.ranks_per_node != point.ranks_per_node:
+            if place is not None:
+                place.free()
+            place = Place(world, point.ranks_per_node)
+        place.require(point.nodes, point.ranks_per_node)
+        yield _measure(place, point, beats)
+    if place is not None:
+        place.free()
+
+
+def _measure(place: Place, point: Point, beats: HeartbeatFile) -> Measurement:
+    started = time.perf_counter()
+    beats.enter("build", deadline_s=_BUILD_DEADLINE_S, point=point.key)
+    library = _build(place, point.kernel)
+    if isinstance(library, str):
+        return Measurement("build_failed", source_hash=source_hash(point.kernel), message=library)
+    run = PointRun(place, point, beats, library)
+    rounds, check = _launches(run)
+    return _conclude(run, rounds, check, started)
+
+
+def _build(place: Place, kernel: str) -> KernelLibrary | str:
+    """Build on one rank of each node while the others wait, who then find it in the cache; or say why it failed."""
+    path, failure = None, None
+    for builds in (place.local_rank == 0, place.local_rank != 0):
+        if builds:
+            path, failure = _try_build(kernel)
+        failure = next((said for said in place.world.allgather(failure) if said), None)
+        if failure is not None:
+            return failure
+    assert path is not None
+    return KernelLibrary(path)
+
+
+def _try_build(kernel: str) -> tuple[Path | None, str | None]:
+    try:
+        return build_library(kernel), None
+    except BuildFailed as error:
+        return None, f"{error}; {error.hint}"
+
+
+def _launches(run: PointRun) -> tuple[list[Round], Check | None]:
+    """Warm up, verify, time, verify again; stops at the first launch that hangs or is wrong."""
+    rounds: list[Round] = []
+    check: Check | None = None
+    count = WARM_UP + run.point.samples
+    for index in range(count):
+        is_verified = index in {0, count - 1}
+        if is_verified:
+            run.poison()
+        rounds.append(run.launch(index))
+        if rounds[-1].has_hung:
+            return rounds, None
+        if is_verified:
+            check = run.verify()
+            if check.mismatches:
+                break
+    return rounds, check
+
+
+def _conclude(run: PointRun, rounds: Sequence[Round], check: Check | None, started: float) -> Measurement:
+    point, last = run.point, rounds[-1]
+    message = last.why(run.library) if last.has_hung else check.first if check is not None else None
+    status = "hang" if last.has_hung else "ok" if message is None else "wrong"
+    rows = run.history()
+    traffic = run.close(drain=not last.has_hung)
+    timed = rounds[WARM_UP:] if status == "ok" else []
+    return Measurement(
+        status,
+        samples_us=tuple(round_.slowest_us for round_ in timed),
+        check=check,
+        network_bytes=traffic.bytes // len(rounds),
+        commands=traffic.commands // len(rounds),
+        partition={"compute": point.blocks - point.start_comm_sms, "communication": point.start_comm_sms},
+        controller=controller_history(rows, last.launches[0].start_ns) if point.policy == "adaptive" else None,
+        source_hash=source_hash(point.kernel),
+        message=message,
+        details={"launches": len(rounds), "start_skew_us": [round_.skew_us for round_ in timed]},
+        meta={"wall_s": time.perf_counter() - started, "hosts": run.hosts},
+    )

@@ -1,0 +1,107 @@
+"""Heartbeats: one small file per rank that says what the rank is doing, and how it ended.
+
+mpiexec kills the survivors before they can speak, so the parent learns from these files which rank failed and where.
+A file is replaced by an atomic rename at each change of phase: a reader sees the old state or the new one, never a mix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+#: The phase of a rank that has done all its work.
+FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a rank failed. `at` is CLOCK_MONOTONIC in seconds, which processes of one machine share."""
+
+    type: str
+    message: str
+    exit_code: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """State of one rank. `sequence` counts phase changes: the rank with the smallest is the furthest behind."""
+
+    rank: int
+    host: str
+    pid: int
+    sequence: int
+    phase: str
+    point: str | None
+    since: float
+    deadline_s: float
+    error: Failure | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.phase == FINISHED
+
+
+class HeartbeatFile:
+    """The writer's side, owned by one rank. Without a directory (nobody watches) the state is only kept."""
+
+    def __init__(self, rank: int, directory: Path | None) -> None:
+        self._path = None if directory is None else directory / f"{rank}.json"
+        self.state = Heartbeat(rank, socket.gethostname(), os.getpid(), 0, "start", None, 0.0, 0.0)
+
+    def enter(self, phase: str, *, deadline_s: float, point: str | None = None) -> None:
+        """The rank begins `phase`, which should take at most `deadline_s` seconds."""
+        self.state = replace(
+            self.state,
+            sequence=self.state.sequence + 1,
+            phase=phase,
+            point=point,
+            since=time.time(),
+            deadline_s=deadline_s,
+        )
+        self._write()
+
+    def fail(self, type_name: str, message: str, exit_code: int) -> None:
+        """The rank ends here. The phase stays: it says where."""
+        self.state = replace(self.state, error=Failure(type_name, message, exit_code, time.monotonic()))
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            _replace(self._path, self.state)
+
+
+def record_ending(directory: Path, rank: int, message: str, exit_code: int) -> None:
+    """Note how a rank ended that can no longer speak; its own error, or its success, stays as it is."""
+    beat = read(directory / f"{rank}.json")
+    if beat is None or beat.is_finished or beat.error is not None:
+        return
+    error = Failure("ended", message, exit_code, time.monotonic())
+    _replace(directory / f"{rank}.json", replace(beat, error=error))
+
+
+def read(path: Path) -> Heartbeat | None:
+    """The heartbeat in `path`, or None before the rank has written one."""
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    if fields["error"] is not None:
+        fields["error"] = Failure(**fields["error"])
+    return Heartbeat(**fields)
+
+
+def read_all(directory: Path) -> dict[int, Heartbeat]:
+    """Every rank's heartbeat, by rank."""
+    beats = (read(path) for path in directory.glob("*.json"))
+    return {beat.rank: beat for beat in sorted((b for b in beats if b is not None), key=lambda b: b.rank)}
+
+
+def _replace(path: Path, state: Heartbeat) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(json.dumps(asdict(state)))
+    scratch.replace(path)

@@ -1,0 +1,77 @@
+"""The compiled kernel as Python calls it on platform host. Structs come from the library's own description of them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mkbench.build.layout import Layout
+from mkbench.core.errors import EnvironmentProblem
+
+Record = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One rank's launch. Times are ns of CLOCK_MONOTONIC; `abort` holds an AbortRecord's fields if it was given up."""
+
+    start_ns: int
+    end_ns: int
+    abort: dict[str, int] | None
+
+
+class KernelLibrary:
+    """A kernel's shared object with the host platform's entry points."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = ctypes.CDLL(str(path))
+        self.layout = Layout(self.handle)
+        # Layout has called mk_layout and set its types.
+        self.roles: tuple[str, ...] = tuple(json.loads(self.handle.mk_layout())["roles"])
+        self._prepare = self.function("mk_host_prepare", ctypes.c_void_p, ctypes.c_void_p)
+        self._run = self.function("mk_host_run", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self._error = self.function("mk_host_error", ctypes.c_char_p)
+
+    def function(self, name: str, result: Any, *arguments: Any) -> Any:
+        """An exported C function with its types set."""
+        function = getattr(self.handle, name)
+        function.restype, function.argtypes = result, list(arguments)
+        return function
+
+    def prepare(self, params: Record) -> int:
+        """Create the launch's threads, one a block, parked at a gate; `params` must live until the launch is over.
+
+        Raises EnvironmentProblem if the operating system gives no more threads.
+        """
+        launch = self._prepare(params.ctypes.data)
+        if not launch:
+            raise EnvironmentProblem(self._error().decode(), "use fewer ranks, or raise the limit: ulimit -u")
+        return int(launch)
+
+    def run(self, launch: int) -> Launch:
+        """Open the gate and wait until every block has left."""
+        result = self.layout.new("HostResult")
+        gave_up = self._run(launch, result.ctypes.data)
+        fields = self.layout.dtype("AbortRecord").names or ()
+        abort = {name: int(result[name]) for name in fields} if gave_up else None
+        return Launch(int(result["start_ns"]), int(result["end_ns"]), abort)
+
+
+def address_of(record: Record, field: str) -> int:
+    """Where `field` of a structured 0-d record lies in memory."""
+    fields = record.dtype.fields
+    assert fields is not None
+    return record.ctypes.data + fields[field][1]
+
+
+def aligned_words(count: int, alignment: int = 128) -> NDArray[np.uint64]:
+    """Zeroed 64-bit words that begin at a multiple of `alignment` bytes, for memory that threads share."""
+    raw = np.zeros(8 * count + alignment, dtype=np.uint8)
+    shift = -raw.ctypes.data % alignment
+    return raw[shift : shift + 8 * count].view(np.uint64)

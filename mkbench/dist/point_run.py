@@ -1,0 +1,167 @@
+"""One point on one rank: its heap, inputs, proxy and launches. All methods are collective over all ranks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mkbench.core.bf16 import to_bf16
+from mkbench.core.errors import HangError, UsageError
+from mkbench.core.measurement import Check
+from mkbench.core.point import Point
+from mkbench.core.workloads import workload
+from mkbench.dist import abort, verify
+from mkbench.dist.heartbeat import HeartbeatFile
+from mkbench.dist.library import KernelLibrary, Launch
+from mkbench.dist.place import Place
+from mkbench.dist.proxy import Proxy, Rings, Traffic
+from mkbench.dist.symmetric import SymmetricHeap
+from mkbench.platforms.launch_parameters import launch_parameters
+
+#: Phases that only start threads or meet the others. After an abort everybody is about to leave, so it goes quickly.
+_SHORT_S = 30.0
+_AFTER_ABORT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One launch on all ranks: the launches by rank, and what proxies said that failed."""
+
+    launches: Sequence[Launch]
+    proxy_errors: Sequence[str | None]
+
+    @property
+    def slowest_us(self) -> float:
+        """The time of the rank that took longest. A rank's time includes waiting for those that started later."""
+        return max(launch.end_ns - launch.start_ns for launch in self.launches) / 1e3
+
+    @property
+    def skew_us(self) -> float:
+        """How far apart the ranks started, by the clock that the processes of one machine share."""
+        starts = [launch.start_ns for launch in self.launches]
+        return (max(starts) - min(starts)) / 1e3
+
+    @property
+    def has_hung(self) -> bool:
+        return any(launch.abort is not None for launch in self.launches)
+
+    def why(self, library: KernelLibrary) -> str:
+        """Why it was given up. A proxy that failed is the cause of waits that passed their deadline."""
+        failed = next((f"rank {r}: {error}" for r, error in enumerate(self.proxy_errors) if error), None)
+        record = abort.culprit([launch.abort for launch in self.launches])
+        waits = abort.describe(record, library.roles, library.layout.flags) if record is not None else "no wait"
+        return f"{failed}; {waits}" if failed else waits
+
+
+class PointRun:
+    """A point that is set up on this rank and can be launched."""
+
+    def __init__(self, place: Place, point: Point, beats: HeartbeatFile, library: KernelLibrary) -> None:
+        self._place, self.point, self._beats, self.library = place, point, beats, library
+        self._enter("connect", point.timeout_s)
+        self._params, self._layout = launch_parameters(library.handle, library.layout, point, place.rank)
+        self._heap = SymmetricHeap(place.machine, place.machine_ranks, self._layout.bytes)
+        self._abort_record = library.layout.new("AbortRecord")
+        self._params["heap"][: len(place.node_ranks)] = self._heap.addresses(place.node_ranks)
+        self._params["abort_record"] = self._abort_record.ctypes.data
+        self._params["epoch"] = 0
+        self._proxy = self._start_proxy(Rings(self._params))
+        self._enter("inputs", point.timeout_s)
+        self._fill()
+        self.hosts = sorted(set(place.world.allgather(socket.gethostname())))
+
+    def poison(self) -> None:
+        """Make every element of the output wrong, so that one which the next launch leaves out is found."""
+        self._matrix("out", self.point.shape.m, int(self._params["ldb"]))[:] = verify.POISON
+        self._heap.bytes[self._history] = 0
+
+    def launch(self, index: int) -> Round:
+        """Run the kernel once on all ranks with an epoch of its own. `index` only names the phase."""
+        self._enter(f"prepare {index}", _SHORT_S)
+        self._params["epoch"] += 1
+        prepared = self.library.prepare(self._params)
+        # The phase ends before the others are met: who waits for a rank is ahead of it.
+        self._enter(f"ready {index}", _SHORT_S)
+        self._place.world.Barrier()
+        self._enter(f"launch {index}", self.point.timeout_s)
+        launch = self.library.run(prepared)
+        self._enter(f"gather {index}", self.point.timeout_s if launch.abort is None else _AFTER_ABORT_S)
+        gathered = self._place.world.allgather((launch, self._proxy.error() if self._proxy else None))
+        return Round([launch for launch, _ in gathered], [error for _, error in gathered])
+
+    def verify(self) -> Check:
+        """Compare every element of every rank's output with the reference."""
+        self._enter("verify", self.point.timeout_s)
+        point, kernel = self.point, workload(self.point.kernel)
+        reference = np.empty((point.shape.m, point.shape.n), dtype=np.float32)
+        if self._place.rank == 0:
+            reference[:] = kernel.reference(point.shape, point.ranks, point.seed, self._family)
+        self._place.world.Bcast(reference)
+        found = self._matrix("out", point.shape.m, int(self._params["ldb"]))[:, : point.shape.n]
+        tolerance = None if point.family == "exact" else kernel.tolerance(point.shape, point.ranks)
+        comparison = verify.compare(self._place.rank, found, reference, tolerance)
+        return verify.merge(self._place.world.allgather(comparison))
+
+    def history(self) -> NDArray[Any]:
+        """The rows that this rank's controller wrote in the last launch, in order."""
+        rows: NDArray[Any] = self._heap.bytes[self._history].view(self.library.layout.dtype("HistoryRow"))
+        return rows[rows["used"] == 1].copy()
+
+    def close(self, *, drain: bool) -> Traffic:
+        """Stop proxies, free the memory; returns what all proxies together moved in all launches."""
+        self._enter("report", self.point.timeout_s)
+        drained = self._proxy is None or not drain or self._proxy.drain(self.point.deadline_s)
+        if not drained and self._proxy is not None:
+            raise HangError(f"the proxy still has commands to send: {self._proxy.error() or 'no progress'}")
+        # Nobody stops before all have sent what others still count on.
+        self._place.world.Barrier()
+        mine = self._proxy.stop() if self._proxy else Traffic(0, 0)
+        traffic = self._place.world.allgather(mine)
+        self._heap.free()
+        return Traffic(sum(t.bytes for t in traffic), sum(t.commands for t in traffic))
+
+    @property
+    def _family(self) -> Any:
+        return self.point.family
+
+    @property
+    def _history(self) -> slice:
+        first = self._layout.offsets["history"]
+        rows = int(self._params["history_capacity"])
+        return slice(first, first + rows * self.library.layout.dtype("HistoryRow").itemsize)
+
+    def _start_proxy(self, rings: Rings) -> Proxy | None:
+        self._rings = rings
+        if self._place.nodes == 1:
+            return None
+        if self.point.transport == "shm" and not self._place.is_one_machine:
+            raise UsageError("transport shm needs all nodes on one machine", "use --transport tcp")
+        return Proxy(
+            self.library,
+            self._place,
+            self._heap,
+            self._params,
+            rings,
+            flag_words=self._layout.control_bytes // 8,
+            transport=self.point.transport,
+            connect_timeout_s=_SHORT_S,
+        )
+
+    def _fill(self) -> None:
+        point = self.point
+        a, b = workload(point.kernel).inputs(point.shape, self._place.rank, point.ranks, point.seed, self._family)
+        for name, values, stride in (("a", a, "lda"), ("b", b, "ldb")):
+            # The heap is zero, and so stays what is beyond the last column.
+            self._matrix(name, values.shape[0], int(self._params[stride]))[:, : values.shape[1]] = to_bf16(values)
+
+    def _matrix(self, name: str, rows: int, stride: int) -> NDArray[np.uint16]:
+        first = self._layout.offsets[name]
+        return self._heap.bytes[first : first + 2 * rows * stride].view(np.uint16).reshape(rows, stride)
+
+    def _enter(self, phase: str, deadline_s: float) -> None:
+        self._beats.enter(phase, deadline_s=deadline_s, point=self.point.key)

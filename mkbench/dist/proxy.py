@@ -1,0 +1,109 @@
+"""The host proxy of one rank: its command rings, its transport, and what it counted."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from socket import socket
+
+from mkbench.core.errors import EnvironmentProblem
+from mkbench.dist.library import KernelLibrary, Record, address_of, aligned_words
+from mkbench.dist.place import Place
+from mkbench.dist.sockets import connect_rail_peers
+from mkbench.dist.symmetric import SymmetricHeap
+
+_TRANSPORTS = {"shm": 0, "tcp": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What proxies moved: payload bytes, and commands, those without payload included."""
+
+    bytes: int
+    commands: int
+
+
+class Rings:
+    """The command rings of one rank in host memory, as the launch parameters describe them."""
+
+    def __init__(self, params: Record) -> None:
+        self.rings, self.depth = int(params["rings"]), int(params["ring_depth"])
+        self.slots = aligned_words(2 * self.rings * self.depth)
+        self.tails = aligned_words(self.rings)
+        params["ring_slots"], params["ring_tails"] = self.slots.ctypes.data, self.tails.ctypes.data
+
+
+class Proxy:
+    """The thread that carries out the commands of this rank's blocks.
+
+    Collective to create with transport `tcp`, which connects the rail peers first.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        place: Place,
+        heap: SymmetricHeap,
+        params: Record,
+        rings: Rings,
+        *,
+        flag_words: int,
+        transport: str,
+        connect_timeout_s: float,
+    ) -> None:
+        self._drain = library.function("mk_proxy_drain", ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)
+        self._stop = library.function("mk_proxy_stop", None, ctypes.c_void_p, ctypes.c_void_p)
+        self._error = library.function("mk_proxy_error", ctypes.c_char_p, ctypes.c_void_p)
+        self._stats = library.layout.new("ProxyStats")
+        # The library's threads use what these hold.
+        self._kept = (heap, params, rings)
+        self._sockets: Mapping[int, socket] = {}
+        config = library.layout.new(
+            "ProxyConfig",
+            heap=heap.address(place.rank),
+            heap_bytes=heap.size,
+            control_offset=int(params["control_offset"]),
+            flag_words=flag_words,
+            ring_slots=rings.slots.ctypes.data,
+            ring_tails=rings.tails.ctypes.data,
+            epoch_word=address_of(params, "epoch"),
+            abort_record=int(params["abort_record"]),
+            transport=_TRANSPORTS[transport],
+            rings=rings.rings,
+            ring_depth=rings.depth,
+            node=place.node_index,
+            nodes=place.nodes,
+        )
+        if transport == "tcp":
+            self._sockets = connect_rail_peers(
+                place.world, place.rail_peers, is_one_machine=place.is_one_machine, timeout_s=connect_timeout_s
+            )
+            for peer, connection in self._sockets.items():
+                config["fds"][place.topology.node_of(peer)] = connection.fileno()
+        else:
+            for peer in place.rail_peers:
+                config["peer_heaps"][place.topology.node_of(peer)] = heap.address(peer)
+        start = library.function("mk_proxy_start", ctypes.c_void_p, ctypes.c_void_p)
+        self._proxy = start(config.ctypes.data)
+        if not self._proxy:
+            raise EnvironmentProblem(f"rank {place.rank}: {self._text(None)}", "use fewer ranks")
+
+    def error(self) -> str | None:
+        """Why the proxy failed, or None: which peer, which command, what happened."""
+        return self._text(self._proxy)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until all commands have left this end; False if it failed or took longer."""
+        return bool(self._drain(self._proxy, int(timeout_s * 1e9)) == 0)
+
+    def stop(self) -> Traffic:
+        """End the thread and close the connections."""
+        self._stop(self._proxy, self._stats.ctypes.data)
+        for connection in self._sockets.values():
+            connection.close()
+        return Traffic(int(self._stats["payload_bytes"]), int(self._stats["commands"]))
+
+    def _text(self, proxy: int | None) -> str | None:
+        text = self._error(proxy)
+        return text.decode() if text else None

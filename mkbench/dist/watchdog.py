@@ -1,0 +1,195 @@
+"""The watchdog: decides from heartbeats whether a job goes on, has ended well, or has failed, and then who is to blame.
+
+`Watchdog.observe` is pure: snapshots and a clock go in, a verdict comes out. `take_snapshot` looks at the machine.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from mkbench.core.errors import EnvironmentProblem, HangError, MkbenchError, UsageError
+from mkbench.dist import heartbeat
+from mkbench.dist.heartbeat import Failure, Heartbeat
+from mkbench.dist.launcher import Launched
+from mkbench.dist.processes import is_running
+
+#: How long the watchdog collects evidence after the first sign of a failure: mpiexec kills the survivors meanwhile,
+#: and a rank that lost its peer may report first.
+SETTLE_S = 0.5
+#: A rank must write its first heartbeat this soon after the launch.
+START_DEADLINE_S = 60.0
+#: How often the parent looks.
+PERIOD_S = 0.05
+#: Errors that another rank's failure causes. They are named only if there is nothing better to name.
+CONSEQUENCES = frozenset({"PeerLost"})
+#: The classes that keep their exit code when a rank's error becomes the parent's. Everything else is a lost rank.
+_BY_EXIT_CODE: dict[int, type[MkbenchError]] = {kind.exit_code: kind for kind in (UsageError, EnvironmentProblem)}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What can be seen of a job at one moment. `gone`: ranks whose process has ended. `exit_code`: of mpiexec, if it has."""
+
+    beats: Mapping[int, Heartbeat]
+    gone: frozenset[int]
+    exit_code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a job failed. `rank` is None if no single rank can be named."""
+
+    what: str
+    hint: str
+    exit_code: int
+    rank: int | None = None
+    beat: Heartbeat | None = None
+    seen_s: float = 0.0
+
+    def error(self) -> MkbenchError:
+        """The exception that the parent raises."""
+        return _BY_EXIT_CODE.get(self.exit_code, HangError)(self._message(), self.hint)
+
+    def _message(self) -> str:
+        if self.beat is None:
+            return self.what
+        where = f"in phase '{self.beat.phase}'"
+        if self.beat.point is not None:
+            where += f" of {self.beat.point}"
+        return (
+            f"rank {self.beat.rank} on {self.beat.host} (pid {self.beat.pid}) {self.what} {where}, "
+            f"which began {self.seen_s:.1f} s before"
+        )
+
+
+class Watchdog:
+    """Feeds on snapshots; `observe` returns a verdict once the job has failed, else None. Times are seconds of one clock."""
+
+    def __init__(self, ranks: int, started: float) -> None:
+        self._ranks = ranks
+        self._started = started
+        # Age is measured by our own clock since a change was seen: clocks of other machines may differ.
+        self._changed: dict[int, tuple[int, float]] = {}
+        self._first_sign: float | None = None
+
+    def observe(self, now: float, snapshot: Snapshot) -> Verdict | None:
+        for rank, beat in snapshot.beats.items():
+            if rank not in self._changed or self._changed[rank][0] != beat.sequence:
+                self._changed[rank] = (beat.sequence, now)
+        failed = self._failed(snapshot.beats.values())
+        vanished = [r for r in sorted(snapshot.gone) if not _is_over(snapshot.beats[r])]
+        if self.is_over(snapshot):
+            return None
+        if failed or vanished or snapshot.exit_code is not None:
+            self._first_sign = now if self._first_sign is None else self._first_sign
+            if now - self._first_sign < SETTLE_S:
+                return None
+            return self._blame(now, snapshot, failed, vanished)
+        # A rank that finished between two looks at it seemed to have vanished for one of them.
+        self._first_sign = None
+        return self._overdue(now, snapshot)
+
+    def is_over(self, snapshot: Snapshot) -> bool:
+        """True once mpiexec has ended and every rank has finished."""
+        finished = sum(beat.is_finished for beat in snapshot.beats.values())
+        return snapshot.exit_code == 0 and finished == self._ranks
+
+    @staticmethod
+    def _failed(beats: Iterable[Heartbeat]) -> list[Heartbeat]:
+        def blame(beat: Heartbeat) -> tuple[bool, float]:
+            assert beat.error is not None
+            return beat.error.type in CONSEQUENCES, beat.error.at
+
+        return sorted((beat for beat in beats if beat.error is not None), key=blame)
+
+    def _blame(
+        self, now: float, snapshot: Snapshot, failed: list[Heartbeat], vanished: Collection[int]
+    ) -> Verdict:
+        if failed and failed[0].error is not None:
+            beat, error = failed[0], failed[0].error
+            said = error.message if error.type == "ended" else f"failed with {error.type}: {error.message}"
+            return self._about(beat, now, said, _hint(beat, error), error.exit_code)
+        # mpiexec names no rank and kills the rest: of the ranks that vanished, the one furthest behind is the best guess.
+        candidates = [snapshot.beats[rank] for rank in vanished]
+        if candidates:
+            beat = min(candidates, key=lambda b: (b.sequence, b.since))
+            return self._about(beat, now, "disappeared without a word", _hint(beat), HangError.exit_code)
+        missing = [rank for rank in range(self._ranks) if rank not in snapshot.beats]
+        if missing:
+            return Verdict(
+                f"mpiexec ended with code {snapshot.exit_code} before rank {missing[0]} had started",
+                "run `mkbench doctor` to check MPI and the Python packages",
+                EnvironmentProblem.exit_code,
+                missing[0],
+            )
+        return Verdict(
+            f"mpiexec ended with code {snapshot.exit_code} although no rank reported a failure",
+            "run `mkbench doctor` to check MPI",
+            EnvironmentProblem.exit_code,
+        )
+
+    def _overdue(self, now: float, snapshot: Snapshot) -> Verdict | None:
+        unfinished = [beat for beat in snapshot.beats.values() if not beat.is_finished]
+        if any(now - self._changed[beat.rank][1] > beat.deadline_s for beat in unfinished):
+            # Who is late may only be waiting: the rank that holds the others up is the one furthest behind.
+            beat = min(unfinished, key=lambda b: (b.sequence, self._changed[b.rank][1]))
+            code = EnvironmentProblem.exit_code if beat.phase == "mpi_init" else HangError.exit_code
+            return self._about(beat, now, "made no progress", _hint(beat), code)
+        missing = [rank for rank in range(self._ranks) if rank not in snapshot.beats]
+        if missing and now - self._started > START_DEADLINE_S:
+            return Verdict(
+                f"rank {missing[0]} did not start within {START_DEADLINE_S:g} s",
+                "run `mkbench doctor` to check MPI",
+                EnvironmentProblem.exit_code,
+                missing[0],
+            )
+        return None
+
+    def _about(self, beat: Heartbeat, now: float, said: str, hint: str, exit_code: int) -> Verdict:
+        return Verdict(said, hint, exit_code, beat.rank, beat, now - self._changed[beat.rank][1])
+
+
+def take_snapshot(heartbeats: Path, exit_code: int | None) -> Snapshot:
+    """Read the heartbeats and look which of this machine's ranks still have a process."""
+    beats = heartbeat.read_all(heartbeats)
+    here = socket.gethostname()
+    gone = frozenset(r for r, b in beats.items() if b.host == here and not is_running(b.pid))
+    return Snapshot(beats, gone, exit_code)
+
+
+def _is_over(beat: Heartbeat) -> bool:
+    return beat.is_finished or beat.error is not None
+
+
+def _hint(beat: Heartbeat, error: Failure | None = None) -> str:
+    if beat.phase in {"start", "mpi_init"}:
+        return "run `mkbench doctor` to check MPI, then continue with --resume"
+    resume = "finished points are kept: continue with the same command and --resume"
+    if error is not None and "SIGKILL" in error.message:
+        return f"if nobody killed it, memory ran out (`dmesg` tells): use fewer ranks or a smaller size; {resume}"
+    return resume
+
+
+def follow(job: Launched, heartbeats: Path, ranks: int) -> Iterator[str]:
+    """Yield the job's lines on stdout as they come, until it has ended well.
+
+    Ends the whole job and raises when the watchdog finds a failure, and ends it when the caller stops listening.
+    """
+    watchdog = Watchdog(ranks, monotonic())
+    try:
+        while True:
+            yield from job.lines(timeout_s=PERIOD_S)
+            snapshot = take_snapshot(heartbeats, job.exit_code())
+            verdict = watchdog.observe(monotonic(), snapshot)
+            if verdict is not None:
+                yield from job.lines(timeout_s=0.0)
+                raise verdict.error()
+            if watchdog.is_over(snapshot):
+                yield from job.lines(timeout_s=0.0)
+                return
+    finally:
+        job.end()

@@ -1,0 +1,82 @@
+"""Figure 3: latency of every fixed partition, relative to the best one, and of the adaptive controller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from mkbench.core.errors import UsageError
+from mkbench.core.units import format_size
+from mkbench.figures import fig3_panel, fig3_table, points, style
+from mkbench.figures.frame import MACHINE, rows_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = (
+    "kernel", "series", "policy", "comm_sms", "status", "reason", "relative", "relative_low", "relative_high",
+    "is_best", "latency_us", "ci_low_us", "ci_high_us", "n", "best_comm_sms", "best_latency_us",
+    "lower_bound_us", "verified", "blocks", "shape_label", *MACHINE, "simulated", "key",
+)  # fmt: skip
+
+TITLE = "Fixed partitions and the adaptive controller"
+
+#: Panels in a row, by number of panels; more than four panels are three in a row.
+PANELS_A_ROW = {1: 1, 2: 2, 3: 3, 4: 2}
+
+# Inches; the width of a panel depends on how many share a row.
+HEADER, FOOTER, MARGIN = 0.66, 0.34, 0.15
+CELL_WIDTH = {1: 5.6, 2: 4.3, 3: 4.0}
+
+
+def prepare(df: pd.DataFrame) -> pd.DataFrame:
+    """One row for each point of the picture, failed points included.
+
+    ``relative`` is the median latency over that of the best fixed partition of the same kernel and shape,
+    which ``is_best`` marks: the fewest communication SMs within 1 % of the lowest median. So a fixed
+    partition that ties with it can be at 0.99. ``relative`` is null where the point failed (``reason`` says
+    why) and where no fixed partition is ok. Raises UsageError if no fixed partition of any kernel is ok.
+    """
+    rows = points.drawable(df)
+    static = rows[rows["policy"] == "static"]
+    if static.empty:
+        raise UsageError("fig3 needs records of fixed partitions", hint="sweep with --policy static,adaptive")
+    if not (static["status"] == "ok").any():
+        raise UsageError(
+            f"fig3 needs a fixed partition that is ok; there are only {points.describe_statuses(static)}",
+            hint="the message of each record says why",
+        )
+    series = [_normalised(group) for _, group in rows.groupby(["kernel", "shape_label"], sort=False)]
+    return pd.concat(series, ignore_index=True)[list(COLUMNS)]
+
+
+def _normalised(group: pd.DataFrame) -> pd.DataFrame:
+    best = points.best_partition(group)
+    is_best = (group["policy"] == "static") & (group["comm_sms"] == best).fillna(False).astype(bool)
+    reference = group.loc[is_best, "latency_us"].min()
+    size = group["size"].iloc[0]
+    return group.assign(
+        series=group["shape_label"] if pd.isna(size) else format_size(int(size)),
+        relative=group["latency_us"] / reference,
+        relative_low=group["ci_low_us"] / reference,
+        relative_high=group["ci_high_us"] / reference,
+        is_best=is_best,
+        best_comm_sms=pd.array([best] * len(group), dtype="Int64"),
+        best_latency_us=reference,
+    )
+
+
+def draw(fig: Figure, df: pd.DataFrame) -> None:
+    """Draw what `prepare` returned: a panel a kernel, with the table of its sizes below it."""
+    panels = [panel for _, panel in df.groupby("kernel", sort=False)]
+    across = PANELS_A_ROW.get(len(panels), 3)
+    down = -(-len(panels) // across)
+    width = CELL_WIDTH[across]
+    height = fig3_panel.height(max(panel["shape_label"].nunique() for panel in panels))
+    fig.set_size_inches(2 * MARGIN + across * width, HEADER + down * height + FOOTER)
+    style.header(fig, TITLE, rows_of(df)[0], margin=MARGIN + 0.1)
+    for i, panel in enumerate(panels):
+        x, y = MARGIN + (i % across) * width, HEADER + (i // across) * height
+        fig3_panel.draw_panel(fig3_panel.Cell(fig, x, y, width), panel)
+    fig3_table.draw_key(fig, df, margin=MARGIN + 0.1, bottom=0.12)

@@ -1,0 +1,80 @@
+"""The words of figure 3: the table below a panel, which is its legend too, and the key of marks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from mkbench.core.units import format_us
+from mkbench.figures import style
+from mkbench.figures.frame import rows_of
+
+SAMPLE = (0.0, 0.045, 0.09)  # axes fractions: the piece of line before a size
+SIZE, FIRST = 0.12, 0.46  # left edge of the sizes, right edge of the first column after them
+
+
+def draw_table(ax: Axes, groups: Sequence[pd.DataFrame], colors: Sequence[str]) -> None:
+    """Sizes with their line and their results, a row for each of `groups`."""
+    lines = [_line(group) for group in groups]
+    titles = [title for title in lines[0] if any(line[title] for line in lines)]
+    right = np.linspace(FIRST, 1.0, len(titles)).tolist()
+    ax.set_axis_off()
+    ax.set_xlim(0, 1)
+    ax.set_ylim(len(groups) + 1, 0)
+    _write(ax, 0.5, "size", right, titles, style.MUTED)
+    ax.plot([0, 1], [1, 1], color="#C8C8C8", linewidth=0.7)
+    for i, (group, line, color) in enumerate(zip(groups, lines, colors, strict=True)):
+        y, marker = i + 1.5, style.MARKERS[i % len(style.MARKERS)]
+        ax.plot(SAMPLE, [y] * len(SAMPLE), color=color, marker=marker, markevery=[1])
+        _write(ax, y, group["series"].iloc[0], right, [line[title] for title in titles], style.INK)
+
+
+def _write(ax: Axes, y: float, size: str, right: Sequence[float], cells: Sequence[str], color: str) -> None:
+    ax.text(SIZE, y, size, va="center", fontsize=style.SMALL, color=color)
+    for x, text in zip(right, cells, strict=True):
+        ax.text(x, y, text, ha="right", va="center", fontsize=style.SMALL, color=color)
+
+
+def _line(group: pd.DataFrame) -> dict[str, str]:
+    """What the table says about one size, by column; a column that is empty for every size is left out."""
+    failed = int((group["status"] != "ok").sum())
+    line = {"best fixed": "-", "latency": "-", "adaptive": "", "failed": str(failed) if failed else ""}
+    for row in rows_of(group[group["is_best"]]):
+        line["best fixed"] = f"{row['comm_sms']} SMs"
+        line["latency"] = format_us(row["latency_us"])
+    for row in rows_of(group[group["policy"] == "adaptive"]):
+        if row["status"] != "ok":
+            line["adaptive"] = row["status"]
+        elif math.isfinite(row["relative"]):
+            line["adaptive"] = f"{row['relative']:.3f}x"
+        else:
+            line["adaptive"] = format_us(row["latency_us"])
+    return line
+
+
+def draw_key(fig: Figure, df: pd.DataFrame, *, margin: float, bottom: float) -> None:
+    """What the marks mean, in one line at the bottom (distances in inches); only marks that occur."""
+    width, height = fig.get_size_inches()
+    ok = df[df["status"] == "ok"]
+    ring = Line2D([], [], **style.RING, color=style.INK)
+    entries = [
+        (ring, "best fixed: fewest SMs within 1 % of the lowest", True),
+        (Line2D([], [], **style.STAR), "adaptive", bool((ok["policy"] == "adaptive").any())),
+        (Patch(facecolor=style.MUTED, alpha=0.25, linewidth=0), "95 % CI", bool((ok["n"] > 1).any())),
+        (Line2D([], [], **style.CROSS), "failed", bool((df["status"] != "ok").any())),
+    ]
+    shown = [(handle, label) for handle, label, occurs in entries if occurs]
+    fig.legend(
+        [handle for handle, _ in shown], [label for _, label in shown], ncols=len(shown), loc="lower left",
+        bbox_to_anchor=(margin / width, bottom / height), borderaxespad=0, borderpad=0, handletextpad=0.5,
+        columnspacing=1.4,
+    )  # fmt: skip
+    if not ok["verified"].all():
+        style.unverified_note(fig, margin=margin, bottom=bottom)

@@ -1,0 +1,82 @@
+"""One panel of figure 7: the controller's target over the progress of both roles, on one time axis."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from mkbench.figures import style
+
+# Inches.
+TITLE, LEGEND, TARGET, BETWEEN, PROGRESS, XLABEL = 0.5, 0.24, 1.75, 0.12, 1.45, 0.5
+YLABEL, EDGE = 0.62, 0.15
+HEIGHT = TITLE + LEGEND + TARGET + BETWEEN + LEGEND + PROGRESS + XLABEL
+
+
+def draw_panel(fig: Figure, df: pd.DataFrame, *, x: float, y: float, width: float) -> None:
+    """Draw the rows of one panel at `x` from the left and `y` from the top, in inches."""
+    w, h = fig.get_size_inches()
+    left, inner = (x + YLABEL) / w, (width - YLABEL - EDGE) / w
+    top = y + TITLE + LEGEND
+    below = top + TARGET + BETWEEN + LEGEND
+    upper = fig.add_axes((left, 1 - (top + TARGET) / h, inner, TARGET / h))
+    lower = fig.add_axes((left, 1 - (below + PROGRESS) / h, inner, PROGRESS / h), sharex=upper)
+    first = df.iloc[0]
+    title = f"({first['panel']}) {style.kernel_title(first['kernel'])}, {first['shape_label']}"
+    fig.text(left, 1 - (y + 0.04) / h, title, fontsize=10, fontweight="bold", va="top")
+    fig.text(left, 1 - (y + 0.25) / h, first["note"], fontsize=style.SMALL, color=style.MUTED, va="top")
+
+    samples = df[df["t_us"].notna()]
+    last = float(samples["t_us"].max())
+    per_unit, unit = (1000.0, "ms") if last >= 1000 else (1.0, "us")
+    time = samples["t_us"].to_numpy(float) / per_unit
+    _target(upper, samples, time)
+    _progress(lower, samples, time)
+    lower.set_xlim(0, time[-1] * 1.01 if last > 0 else 1)
+    lower.set_xlabel(f"time since launch ({unit})")
+    upper.tick_params(labelbottom=False)
+    if (df["status"] != "ok").any():
+        upper.plot([0.985], [0.95], **style.CROSS, transform=upper.transAxes, clip_on=False, label="failed")
+    for axes in (upper, lower):
+        _legend(axes)
+    fig.align_ylabels([upper, lower])
+
+
+def _target(ax: Axes, samples: pd.DataFrame, time: NDArray[np.float64]) -> None:
+    target, blocks = samples["target"].to_numpy(float), samples["communication_blocks"].to_numpy(float)
+    tops = [1.0, float(np.nanmax(target))]
+    # The target holds until the next sample, so a step is what happened; a slope is not.
+    ax.step(time, target, where="post", color=style.OURS, linewidth=1.8, label="controller target", zorder=3)
+    if np.isfinite(blocks).any():
+        ax.step(time, blocks, where="post", color="#9DB6C9", linewidth=1.1, label="blocks in that role")
+        tops.append(float(np.nanmax(blocks)))
+    best = samples["best_comm_sms"].iloc[0]
+    if not pd.isna(best):
+        label = f"best fixed: {best} SMs"
+        ax.axhline(float(best), color=style.REFERENCE, linestyle="--", linewidth=1.2, label=label)
+        tops.append(float(best))
+    ax.set_ylim(0, max(tops) * 1.15)
+    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ax.set_ylabel("communication SMs")
+
+
+def _progress(ax: Axes, samples: pd.DataFrame, time: NDArray[np.float64]) -> None:
+    compute, communication = samples["compute_progress"], samples["communication_progress"]
+    ax.plot(time, compute, color=style.COMPUTE, linewidth=1.8, label="compute")
+    ax.plot(time, communication, color=style.COMMUNICATION, linestyle=(0, (4, 1.6)), label="communication")
+    ax.set_ylim(0, 1.04)
+    ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
+    ax.set_ylabel("progress")
+
+
+def _legend(ax: Axes) -> None:
+    """Above the axes, where there is no data to cover."""
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(
+        handles, labels, ncols=len(labels), loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
+        borderpad=0, handlelength=1.8, columnspacing=1.4,
+    )  # fmt: skip

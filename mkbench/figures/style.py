@@ -1,0 +1,122 @@
+"""Colours, type, marks and words that all figures share.
+
+Colours tell apart under the common forms of colour blindness, and no meaning rests on colour alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from mkbench.core.units import format_size
+
+OURS = "#E8780A"  # the adaptive controller, in every figure
+FAILED = "#C00020"
+REFERENCE = "#7A7A7A"  # dashed lines to compare with
+COMPUTE = "#0072B2"
+COMMUNICATION = "#3B3B3B"
+INK = "#222222"
+MUTED = "#555555"
+SMALL = 8.5  # points: the smallest type in any figure
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "p", "h")
+
+#: Marks, as properties of a line: the best fixed partition, the adaptive controller, a point that failed.
+RING: Mapping[str, Any] = {
+    "linestyle": "none", "marker": "o", "markersize": 9.5, "markerfacecolor": "none", "markeredgewidth": 1.4,
+}  # fmt: skip
+STAR: Mapping[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 10, "color": OURS}
+CROSS: Mapping[str, Any] = {
+    "linestyle": "none", "marker": "x", "markersize": 6, "color": FAILED, "markeredgewidth": 1.8,
+}  # fmt: skip
+
+#: In the order of the paper, which is the order of panels.
+KERNEL_TITLES = {
+    "ag_gemm": "AllGather + GEMM",
+    "gemm_rs": "GEMM + ReduceScatter",
+    "gemm_ar": "GEMM + AllReduce",
+    "moe_dispatch_gemm": "MoE dispatch + GEMM",
+    "ring_attention": "Ring attention",
+}
+
+RC: Mapping[str, Any] = {
+    "font.family": "DejaVu Sans",  # shipped with matplotlib: the same glyphs, so the same bytes, everywhere
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+}
+
+
+def size_colors(count: int) -> list[str]:
+    """Colours for `count` ordered sizes: light for the smallest to dark for the largest."""
+    ramp = matplotlib.colormaps["YlGnBu"]
+    step = 0.6 / max(count - 1, 1)
+    return [matplotlib.colors.to_hex(ramp(1.0 - step * (count - 1 - i))) for i in range(count)]
+
+
+def kernel_title(kernel: str) -> str:
+    """The name of a kernel as people write it; a kernel that is not known keeps its own."""
+    return KERNEL_TITLES.get(kernel, kernel)
+
+
+def shape_label(shape: Mapping[str, int]) -> str:
+    """{"m": 32768, "n": 32768, "k": 4096} -> "M=N=32K, K=4K": equal neighbours share their value."""
+    groups: list[tuple[list[str], int]] = []
+    for name, value in shape.items():
+        label = name.upper() if len(name) == 1 else name
+        if groups and groups[-1][1] == value:
+            groups[-1][0].append(label)
+        else:
+            groups.append(([label], value))
+    return ", ".join(f"{'='.join(names)}={format_size(value)}" for names, value in groups)
+
+
+def machine_label(row: Mapping[str, Any]) -> str:
+    """Title words for the machine that a row of a tidy table was taken on."""
+    nodes, per_node = int(row["nodes"]), int(row["ranks_per_node"])
+    ranks = f"{nodes} {'node' if nodes == 1 else 'nodes'} x {per_node} {'rank' if per_node == 1 else 'ranks'}"
+    transport = "" if nodes == 1 else f", transport {row['transport']}"
+    return f"{row['cluster']}  ({ranks}, platform {row['platform']}{transport})"
+
+
+def header(fig: Figure, title: str, row: Mapping[str, Any], *, margin: float) -> None:
+    """Title, machine and, for simulated records, the mark that says so; `margin` is in inches."""
+    width, height = fig.get_size_inches()
+    left, right = margin / width, 1 - margin / width
+    fig.text(left, 1 - 0.14 / height, title, fontsize=11.5, fontweight="bold", va="top")
+    fig.text(left, 1 - 0.38 / height, machine_label(row), fontsize=9, color=MUTED, va="top")
+    if row["simulated"]:
+        box = {"boxstyle": "square,pad=0.35", "facecolor": INK, "edgecolor": INK}
+        fig.text(
+            right, 1 - 0.19 / height, "SIMULATED", fontsize=11, fontweight="bold", color="white",
+            ha="right", va="top", bbox=box,
+        )  # fmt: skip
+
+
+def unverified_note(fig: Figure, *, margin: float, bottom: float) -> None:
+    """Say in the bottom right corner that no result was checked; distances in inches."""
+    width, height = fig.get_size_inches()
+    words = "results not verified (data off)"
+    fig.text(1 - margin / width, bottom / height, words, ha="right", va="bottom", fontsize=SMALL, color=MUTED)

@@ -1,0 +1,124 @@
+"""The `sim` platform: points of a plan on the simulator, several processes side by side."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+
+from mkbench.build.cpu import build_library
+from mkbench.build.source_hash import source_hash
+from mkbench.core.cluster import ClusterProfile
+from mkbench.core.errors import MkbenchError, UsageError
+from mkbench.core.measurement import Check, Measurement
+from mkbench.core.plan import Plan, Point
+from mkbench.core.workloads import workload
+from mkbench.dist.verify import compare, merge
+from mkbench.platforms.simulate import Result, Simulation, load
+from mkbench.platforms.timeline import timeline
+
+_STATUS = {"ok": "ok", "deadlock": "hang", "time_limit": "hang", "protocol_error": "wrong"}
+
+
+class SimPlatform:
+    """Virtual time on the costs of a cluster's profile; a run is a function of the point and its seed."""
+
+    name = "sim"
+
+    def __init__(self, processes: int | None = None) -> None:
+        self._processes = processes or max(1, len(os.sched_getaffinity(0)))
+        self._cluster: ClusterProfile | None = None
+
+    def check(self, plan: Plan) -> None:
+        """Build the kernels, so that a missing compiler shows before anything is written."""
+        for kernel in plan.config.kernels:
+            build_library(kernel)
+        if plan.config.transport not in (None, "sim"):
+            raise UsageError(
+                f"transport {plan.config.transport!r} does not exist on the simulator", hint="leave --transport out"
+            )
+        self._cluster = plan.cluster
+
+    def run(self, points: Sequence[Point]) -> Iterator[Measurement]:
+        """Yield one measurement a point, in order. A process that dies costs only its own point."""
+        assert self._cluster is not None, "check() comes first"
+        if len(points) == 1:
+            yield measure(points[0], self._cluster)
+            return
+        pool = ProcessPoolExecutor(self._processes)
+        try:
+            futures = [pool.submit(measure, point, self._cluster) for point in points]
+            for point, future in zip(points, futures, strict=True):
+                yield _result(point, self._cluster, future)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _result(point: Point, cluster: ClusterProfile, future: Future[Measurement]) -> Measurement:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        # One process took the pool down with it: whose fault it was shows when each runs alone.
+        with ProcessPoolExecutor(1) as alone:
+            try:
+                return alone.submit(measure, point, cluster).result()
+            except BrokenProcessPool:
+                return Measurement(status="failed", message="the simulator's process died; that is a bug in mkbench")
+
+
+def measure(point: Point, cluster: ClusterProfile) -> Measurement:
+    """Simulate `point`: every sample with costs spread by its own seed, data checked where it is on."""
+    began = time.perf_counter()
+    hash_ = source_hash(point.kernel)
+    try:
+        library = load(build_library(point.kernel))
+        samples: list[float] = []
+        check: Check | None = None
+        for sample in range(point.samples):
+            seed = point.seed * 1_000_003 + sample
+            with Simulation(library, point, cluster, seed=seed) as simulation:
+                if point.data:
+                    simulation.fill_inputs()
+                result = simulation.run()
+                check = verify(simulation) if point.data and result.status == "ok" else check
+                status = "wrong" if check and check.mismatches else _STATUS[result.status]
+                rows = simulation.history()
+            samples += result.latencies_us
+            if status != "ok":
+                break
+    except MkbenchError as error:
+        return Measurement(status="failed", source_hash=hash_, message=str(error))
+    return Measurement(
+        status=status,
+        samples_us=tuple(samples) if status == "ok" else (),
+        check=check,
+        network_bytes=result.payload_bytes,
+        commands=result.commands,
+        partition=partition_of(point),
+        controller=timeline(rows, point) if status == "ok" else None,
+        source_hash=hash_,
+        message=_message(result, check),
+        details={"events": result.events},
+        meta={"wall_s": round(time.perf_counter() - began, 3)},
+    )
+
+
+def partition_of(point: Point) -> dict[str, int]:
+    """Return the blocks on each side at the start."""
+    return {"compute": point.blocks - point.start_comm_sms, "communication": point.start_comm_sms}
+
+
+def verify(simulation: Simulation) -> Check:
+    """Compare every element of every rank bit for bit with the exact reference."""
+    point = simulation.point
+    reference = workload(point.kernel).reference(point.shape, point.ranks, point.seed, "exact")
+    return merge([compare(rank, simulation.output(rank), reference, None) for rank in range(point.ranks)])
+
+
+def _message(result: Result, check: Check | None) -> str | None:
+    if check and check.mismatches:
+        return f"{check.mismatches} of {check.elements} elements are wrong, first {check.first}"
+    return result.report or None

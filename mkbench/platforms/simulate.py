@@ -1,0 +1,223 @@
+"""One simulated run: the kernel's own code under the discrete-event scheduler of kernels/sim."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mkbench.build.layout import Layout
+from mkbench.core.bf16 import to_bf16
+from mkbench.core.cluster import ClusterProfile
+from mkbench.core.errors import EnvironmentProblem, UsageError
+from mkbench.core.plan import Point
+from mkbench.core.workloads import workload
+from mkbench.platforms.launch_parameters import HeapLayout, Record, launch_parameters
+
+JITTER = 0.01
+"""Relative spread of simulated costs: what one seed differs by from another."""
+
+STATUSES = ("ok", "deadlock", "protocol_error", "time_limit")
+
+_POISON = 0xFFFF
+"""A bf16 NaN in every output element before a run, so that one nobody writes shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The compiled kernel and its structs."""
+
+    handle: ctypes.CDLL
+    layout: Layout
+
+
+@lru_cache(maxsize=4)
+def load(path: Path) -> Library:
+    """Load a library that `mkbench.build.cpu` built."""
+    handle = ctypes.CDLL(str(path))
+    address, double = ctypes.c_void_p, ctypes.c_double
+    for name, result, arguments in (
+        ("mk_sim_create", address, [address, address, ctypes.c_uint64]),
+        ("mk_sim_heap", address, [address, ctypes.c_int32]),
+        ("mk_sim_run", None, [address, address]),
+        ("mk_sim_latency_ns", double, [address, ctypes.c_int32]),
+        ("mk_sim_report", ctypes.c_char_p, [address]),
+        ("mk_sim_destroy", None, [address]),
+    ):
+        function = getattr(handle, name)
+        function.restype, function.argtypes = result, arguments
+    return Library(handle, Layout(handle))
+
+
+class Simulation:
+    """All ranks of one point, ready to run once.
+
+    `launches` run back to back, each with the next epoch. `stress` takes events in random order instead of the
+    order of time. `trace_capacity` events a block are recorded. Raises EnvironmentProblem if the heaps do not
+    fit into the address space. Free it with close(), or use it in a with statement.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        point: Point,
+        cluster: ClusterProfile,
+        *,
+        seed: int,
+        launches: int = 1,
+        stress: bool = False,
+        trace_capacity: int = 0,
+    ) -> None:
+        self.point = point
+        self._library = library
+        ranks = [
+            launch_parameters(library.handle, library.layout, point, rank, trace_capacity)
+            for rank in range(point.ranks)
+        ]
+        self.heap: HeapLayout = ranks[0][1]
+        # Not np.array(list): NumPy would pack the struct and drop its padding.
+        self._params: Record = np.empty(point.ranks, library.layout.dtype("Params"))
+        for rank, (record, _) in enumerate(ranks):
+            self._params[rank] = record
+        config = sim_config(library.layout, point, cluster, self.heap, seed, launches, stress)
+        self._handle = library.handle.mk_sim_create(
+            config.ctypes.data, self._params.ctypes.data, self._params.dtype.itemsize
+        )
+        if not self._handle:
+            raise EnvironmentProblem(
+                f"{point.ranks} heaps of {self.heap.bytes} bytes do not fit into the address space",
+                hint="choose a smaller size",
+            )
+        self.launches = launches
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free heaps and stacks; views into them must not be used any more."""
+        self._library.handle.mk_sim_destroy(self._handle)
+
+    def view(self, rank: int, offset: int, count: int, dtype: Any) -> NDArray[Any]:
+        """Return `count` elements of a rank's heap from byte `offset`, in place."""
+        base = self._library.handle.mk_sim_heap(self._handle, rank)
+        size = count * np.dtype(dtype).itemsize
+        return np.frombuffer((ctypes.c_char * size).from_address(base + offset), dtype=dtype, count=count)
+
+    def fill_inputs(self) -> None:
+        """Write every rank's inputs and poison its output. Needs data on."""
+        point, kernel = self.point, workload(self.point.kernel)
+        lda, ldb = int(self._params["lda"][0]), int(self._params["ldb"][0])
+        for rank in range(point.ranks):
+            a, b = kernel.inputs(point.shape, rank, point.ranks, point.seed, "exact")
+            self._matrix(rank, "a", point.shape.m, lda)[:, : point.shape.k] = to_bf16(a)
+            self._matrix(rank, "b", point.shape.k, ldb)[:, : point.shape.n] = to_bf16(b)
+            self._matrix(rank, "out", point.shape.m, ldb)[:] = _POISON
+
+    def output(self, rank: int) -> NDArray[np.uint16]:
+        """Return out[m, n] of a rank as bf16 bits, in place."""
+        ldb = int(self._params["ldb"][0])
+        return self._matrix(rank, "out", self.point.shape.m, ldb)[:, : self.point.shape.n]
+
+    def _matrix(self, rank: int, buffer: str, rows: int, stride: int) -> NDArray[np.uint16]:
+        return self.view(rank, self.heap.offsets[buffer], rows * stride, np.uint16).reshape(rows, stride)
+
+    def run(self) -> Result:
+        """Run to the end, or until nothing can run any more."""
+        record = self._library.layout.new("SimResult")
+        self._library.handle.mk_sim_run(self._handle, record.ctypes.data)
+        latency = self._library.handle.mk_sim_latency_ns
+        return Result(
+            status=STATUSES[int(record["status"])],
+            report=self._library.handle.mk_sim_report(self._handle).decode(),
+            latencies_us=tuple(latency(self._handle, i) / 1e3 for i in range(self.launches)),
+            payload_bytes=int(record["payload_bytes"]),
+            commands=int(record["commands"]),
+            events=int(record["events"]),
+        )
+
+    def history(self, rank: int = 0) -> Record:
+        """Return the rows that the controller of `rank` wrote: time_ns, target, done and block counts."""
+        dtype = self._library.layout.dtype("HistoryRow")
+        capacity = int(self._params["history_capacity"][rank])
+        rows = self.view(rank, self.heap.offsets["history"], capacity, dtype)
+        return rows[rows["used"] == 1].copy()
+
+    def trace(self, rank: int) -> list[Record]:
+        """Return the events of each block of `rank`: begin_ns, end_ns, role, task."""
+        dtype = self._library.layout.dtype("TraceEvent")
+        capacity = int(self._params["trace_capacity"][rank])
+        rows = self.view(rank, self.heap.offsets["trace"], self.point.blocks * (capacity + 1), dtype)
+        blocks = rows.reshape(self.point.blocks, capacity + 1)
+        return [block[1 : 1 + int(block["task"][0])].copy() for block in blocks]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to. Latencies are of each launch, the slowest rank's."""
+
+    status: str
+    report: str
+    latencies_us: tuple[float, ...]
+    payload_bytes: int
+    commands: int
+    events: int
+
+
+def sim_config(
+    layout: Layout, point: Point, cluster: ClusterProfile, heap: HeapLayout, seed: int, launches: int, stress: bool
+) -> Record:
+    """Return the simulator's costs, from the cluster's hardware and network. Raises UsageError for a missing rate."""
+    hardware, network = cluster.hardware, cluster.network
+    if point.nodes > 1 and network is None:
+        raise UsageError(
+            f"cluster {cluster.name!r} describes no network between nodes", hint="choose a cluster of several nodes"
+        )
+    rates = network.gbps_per_gpu.value if network else 1.0
+    slow_from, slow_factor = _network_slow(point)
+    return layout.new(
+        "SimConfig",
+        seed=seed,
+        heap_bytes=heap.bytes,
+        control_end=heap.control_end,
+        time_limit_ns=int(point.deadline_s * 1e9),
+        gemm_flops=hardware.rate("gemm_tflops") * 1e3 / hardware.blocks,
+        tile_overhead_ns=hardware.rate("tile_overhead_ns"),
+        kernel_start_ns=hardware.rate("kernel_start_ns"),
+        copy_bytes=hardware.rate("sm_copy_gbps"),
+        hbm_bytes=hardware.rate("hbm_tbps") * 1e3,
+        nvlink_bytes=hardware.rate("nvlink_gbps"),
+        nvlink_latency_ns=hardware.rate("nvlink_latency_ns"),
+        flag_gpu_ns=hardware.rate("flag_gpu_ns"),
+        flag_system_ns=hardware.rate("flag_system_ns"),
+        poll_ns=hardware.rate("poll_ns"),
+        role_switch_ns=hardware.rate("role_switch_ns"),
+        proxy_command_ns=hardware.rate("proxy_command_ns"),
+        network_bytes=rates,
+        network_latency_ns=network.latency_ns.value if network else 0.0,
+        network_message_ns=network.message_ns.value if network else 0.0,
+        jitter=JITTER,
+        slow_from_ns=slow_from,
+        slow_factor=slow_factor,
+        launches=launches,
+        payload=int(point.data),
+        stress=int(stress),
+    )
+
+
+def _network_slow(point: Point) -> tuple[float, float]:
+    for fault in point.faults:
+        if fault.kind != "network_slow":
+            raise UsageError(
+                f"the simulator knows no fault {fault.kind!r}", hint="it knows network_slow, e.g. network_slow@500usx2"
+            )
+        return fault.at_us * 1e3, fault.factor
+    return float("inf"), 1.0

@@ -1,0 +1,49 @@
+import json
+from pathlib import Path
+
+from mkbench.core.measurement import Check, Measurement
+
+RUN = ("run", "gemm_ar", "--platform", "sim")
+
+
+def test_checks_every_element_and_keeps_nothing(fake, mkbench):
+    result = mkbench(*RUN, "--size", "512", "--comm-sms", "8")
+    assert result.exit_code == 0, result.stderr
+    assert "all 262144 elements are right" in result.stdout
+    assert "simulated" in result.stdout
+    assert not list(Path().iterdir())
+
+
+def test_out_keeps_the_record(fake, mkbench):
+    mkbench(*RUN, "--comm-sms", "8", "--out", "out")
+    record = json.loads((Path("out") / "records.jsonl").read_text())
+    assert (record["policy"], record["comm_sms"], record["size"]) == ("static", 8, 512)
+
+
+def test_adaptive_starts_with_the_communication_sms_that_are_given(fake, mkbench):
+    mkbench(*RUN, "--policy", "adaptive", "--comm-sms", "100", "--out", "out")
+    record = json.loads((Path("out") / "records.jsonl").read_text())
+    assert (record["policy"], record["comm_sms"], record["start_comm_sms"]) == ("adaptive", None, 100)
+
+
+def test_without_communication_sms_the_controller_chooses(fake, mkbench):
+    mkbench(*RUN, "--shape", "m=300,n=520,k=64", "--out", "out")
+    record = json.loads((Path("out") / "records.jsonl").read_text())
+    assert (record["policy"], record["shape"]) == ("adaptive", {"m": 300, "n": 520, "k": 64})
+
+
+def test_a_wrong_element_is_named_and_its_time_is_not_shown(fake, mkbench):
+    first = "rank 1 row 3 column 77: expected 12.0, got nan"
+    fake.behave = lambda point: Measurement("wrong", samples_us=(1.0,), check=Check(262144, 9, first))
+    result = mkbench(*RUN)
+    assert result.exit_code == 5
+    assert first in result.stderr
+    assert "9 of 262144 elements are wrong" in result.stdout
+    assert "latency" not in result.stdout
+
+
+def test_a_hang_says_who_waits(fake, mkbench):
+    fake.behave = lambda point: Measurement("hang", message="rank 3 block 7 waits for flag ready")
+    result = mkbench(*RUN)
+    assert result.exit_code == 4
+    assert "rank 3 block 7 waits for flag ready" in result.stderr

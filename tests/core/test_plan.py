@@ -1,0 +1,134 @@
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mkbench.core import defaults, environment, memory
+from mkbench.core.config import load_config
+from mkbench.core.errors import EnvironmentProblem, UsageError
+from mkbench.core.plan import Plan, Point, make_plan
+
+MakePlan = Callable[..., Plan]
+
+
+def test_points_come_by_size_then_static_by_partition_then_adaptive(make_small_plan: MakePlan) -> None:
+    plan = make_small_plan(sizes="4096,2048", comm_sms="16,8")
+    order = [(point.size, point.policy, point.comm_sms) for point in plan.points]
+    assert order == [
+        (2048, "static", 8),
+        (2048, "static", 16),
+        (2048, "adaptive", None),
+        (4096, "static", 8),
+        (4096, "static", 16),
+        (4096, "adaptive", None),
+    ]
+
+
+def test_keys_are_distinct_and_say_what_was_set(make_small_plan: MakePlan) -> None:
+    keys = [point.key for point in make_small_plan().points]
+    assert keys[0] == "gemm_ar/m2048n2048k256/sim/1x8-h100/static/c8/seed7"
+    assert keys[-1] == "gemm_ar/m2048n2048k256/sim/1x8-h100/adaptive/seed7"
+    assert len(set(keys)) == len(keys)
+    plan = make_small_plan(
+        start_comm_sms=100, chunk_tiles=2, faults=("network_slow@5usx2",), policies="adaptive"
+    )
+    assert plan.points[0].key.endswith("/adaptive/seed7/start100/chunk2/fault-network_slow@5usx2")
+    assert plan.points[0].start_comm_sms == 100
+
+
+def test_a_point_knows_what_to_expect(make_small_plan: MakePlan) -> None:
+    static = make_small_plan(cluster="2x8-h200-ib", sizes="4096").points[0]
+    assert (static.ranks, static.blocks, static.shape.k) == (16, 132, 256)
+    assert static.network_bytes == 2 * 32 * 16 * 65536
+    assert static.start_comm_sms == static.comm_sms == 8
+    assert static.lower_bound_us is not None
+    assert (static.transport, static.samples, static.data) == ("sim", 1, False)
+
+
+def test_defaults_of_the_simulator() -> None:
+    plan = make_plan(load_config(None, {"platform": "sim"}))
+    assert plan.config.sizes == defaults.GPU_SIZES
+    assert plan.config.comm_sms == tuple(range(2, 65, 2))
+    assert plan.config.cluster == "1x8-h100"
+    assert len(plan.points) == 5 * 33
+
+
+def test_defaults_of_the_host() -> None:
+    plan = make_plan(load_config(None, {"platform": "host"}))
+    assert (plan.config.sizes, plan.config.comm_sms) == ((512,), (1, 2, 4))
+    point = plan.points[0]
+    assert (point.cluster, point.nodes, point.ranks_per_node, point.transport) == ("host", 1, 2, "shm")
+    assert point.data
+    assert point.lower_bound_us is None
+    two = make_plan(load_config(None, {"platform": "host", "nodes": 2})).points[0]
+    assert (two.cluster, two.ranks, two.transport) == ("2x2-host", 4, "tcp")
+
+
+def test_auto_is_the_simulator_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "gpu_visible", lambda: False)
+    assert make_plan(load_config(None, {})).config.platform == "sim"
+
+
+def test_points_round_trip_through_json(make_small_plan: MakePlan) -> None:
+    for point in make_small_plan(faults=("network_slow@5usx2",)).points:
+        assert Point.from_json(json.loads(json.dumps(point.to_json()))) == point
+
+
+def test_a_shape_in_full(make_small_plan: MakePlan) -> None:
+    point = make_small_plan(sizes=None, shape={"m": 100, "n": 200, "k": 30}).points[0]
+    assert point.size is None
+    assert point.shape.label == "m100n200k30"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"comm_sms": "132"}, "132 communication SMs.*'1x8-h100': 1 to 131"),
+        ({"comm_sms": "0:4"}, "0 communication SMs.*1 to 131"),
+        ({"start_comm_sms": 500}, "500 communication SMs.*1 to 131"),
+        ({"start_comm_sms": 0}, "0 communication SMs.*1 to 131"),
+        ({"kernels": "gem_ar"}, "unknown kernel 'gem_ar'; did you mean 'gemm_ar'"),
+        ({"cluster": "1x8-h1000"}, "unknown cluster"),
+        ({"cluster": "host"}, "'host' has no GPU rates"),
+        ({"nodes": 2}, "no network between its 2 nodes"),
+        ({"transport": "tcp"}, "platform 'sim' has no transport 'tcp'"),
+        ({"platform": "host", "cluster": "1x8-h100"}, "platform 'host' runs on this machine"),
+        ({"platform": "host", "data": False, "comm_sms": "2"}, "always moves data"),
+        ({"platform": "host", "comm_sms": "8"}, "'host': 1 to 7"),
+        ({"platform": "host", "comm_sms": "2", "faults": ("a@1us",)}, "injects no faults"),
+        ({"sizes": None, "shape": {"m": 1, "n": 1}}, "needs a positive k"),
+    ],
+)
+def test_what_no_machine_can_run(settings: dict[str, Any], message: str, make_small_plan: MakePlan) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        make_small_plan(**settings)
+    assert caught.value.hint
+
+
+def test_a_size_beyond_the_gpu_says_need_and_have(make_small_plan: MakePlan) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"needs [\d.]+ GiB, one h100 has 74.5 GiB"):
+        make_small_plan(sizes="256K")
+
+
+@pytest.mark.parametrize("settings", [{"platform": "host", "comm_sms": "2"}, {"data": True}])
+def test_heaps_of_all_ranks_must_fit_this_machine(
+    settings: dict[str, Any], make_small_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = make_small_plan(**settings).points[0]
+    need = point.ranks * memory.heap_bytes(point, data=True)
+    monkeypatch.setattr(memory, "memory_available_bytes", lambda: need)
+    make_small_plan(**settings)
+    monkeypatch.setattr(memory, "memory_available_bytes", lambda: need - 1)
+    with pytest.raises(EnvironmentProblem, match="this machine has"):
+        make_small_plan(**settings)
+
+
+def test_without_data_only_control_words_count(
+    make_small_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = make_small_plan(sizes="32K").points[0]
+    control = memory.heap_bytes(point, data=False)
+    assert 0 < control < memory.heap_bytes(point, data=True) / 10
+    monkeypatch.setattr(memory, "memory_available_bytes", lambda: 8 * control)
+    make_small_plan(sizes="32K")
