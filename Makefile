@@ -14,7 +14,9 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # The stamps make a second call quick. `sweep` needs the first only, so it never waits for the test tools.
 setup: $(VENV)/.setup
+	@:
 setup-dev: $(VENV)/.setup-dev
+	@:
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

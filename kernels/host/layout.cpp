@@ -25,8 +25,7 @@ std::string fields_of(const Exported& entry) {
       json += quoted(f.name);
       continue;
     }
-    const std::string type = f.count == 1 ? f.type : std::string(f.type) + '[' + std::to_string(f.count) + ']';
-    json += '[' + quoted(f.name) + ',' + std::to_string(f.offset) + ',' + std::to_string(f.size) + ',' + quoted(type.c_str()) + ']';
+    json += '[' + quoted(f.name) + ',' + quoted(f.type) + ',' + std::to_string(f.offset) + ',' + std::to_string(f.count) + ']';
   }
   return '[' + json + ']';
 }
@@ -35,11 +34,11 @@ std::string layout() {
   std::string structs, names;
   for (const Exported* e = Exported::first(); e; e = e->next) {
     std::string& list = e->size ? structs : names;
-    if (e->size && !list.empty()) list += ',';
+    if (!list.empty()) list += ',';
     if (e->size) list += quoted(e->name) + ":{\"size\":" + std::to_string(e->size) + ",\"fields\":" + fields_of(*e) + '}';
-    else list += ',' + quoted(e->name) + ':' + fields_of(*e);
+    else list += quoted(e->name) + ':' + fields_of(*e);
   }
-  return "{\"structs\":{" + structs + "}" + names + ",\"constants\":{\"tile_m\":" + std::to_string(kTileM) +
+  return "{\"structs\":{" + structs + "},\"names\":{" + names + "},\"constants\":{\"tile_m\":" + std::to_string(kTileM) +
          ",\"tile_n\":" + std::to_string(kTileN) + ",\"max_node_ranks\":" + std::to_string(kMaxNodeRanks) +
          ",\"max_nodes\":" + std::to_string(kMaxNodes) + "}}";
 }

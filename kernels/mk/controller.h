@@ -82,15 +82,24 @@ struct Controller {
     return epoch_count(load<Order::relaxed, Scope::gpu>(block, word), epoch);
   }
 
-  // Cost of what is left of a role, in 64 ns; `known` turns false when too few of its tasks are done to tell.
-  float work(Block& block, Role role, u32 done, bool& known) const {
-    if (done >= total[u32(role)]) return 0.0f;
-    if (done < kFewestSamples && done > 0) known = false;
-    if (done == 0) {
-      known = known && role == Role::receive;  // receives start late: until then they are taken to cost like local tasks
-      return 0.0f;
+  // Mean cost of a finished task of a role in 64 ns; 0 while too few are done to tell.
+  float cost(Block& block, Role role, u32 done) const {
+    return done < kFewestSamples ? 0.0f : float(read(block, &words->cost[u32(role)])) / float(done);
+  }
+
+  u32 left(Role role, u32 done) const { return total[u32(role)] - done; }
+
+  // n* once the costs are known. Before that, as many blocks as there are tasks ready, going by the own progress.
+  i32 wanted(Block& block, u32 computed, u32 reduced, u32 received) const {
+    const float compute = cost(block, Role::compute, computed), local = cost(block, Role::local, reduced);
+    if (compute == 0.0f || local == 0.0f) {
+      const i32 ready = i32(u64(total[u32(Role::local)]) * computed / total[u32(Role::compute)]) - i32(reduced);
+      return ready > initial ? ready : initial;
     }
-    return float(total[u32(role)] - done) * float(read(block, &words->cost[u32(role)])) / float(done);
+    const float measured = cost(block, Role::receive, received), receive = measured == 0.0f ? local : measured;
+    const float communication = float(left(Role::local, reduced)) * local + float(left(Role::receive, received)) * receive;
+    const float all = communication + float(left(Role::compute, computed)) * compute;
+    return all == 0.0f ? initial : i32(float(blocks) * communication / all) + 1;
   }
 
   void update(Block& block) {
@@ -100,20 +109,14 @@ struct Controller {
     const u32 computed = read(block, &words->done[u32(Role::compute)]);
     const u32 reduced = read(block, &words->done[u32(Role::local)]);
     const u32 received = read(block, &words->done[u32(Role::receive)]);
-    i32 wanted = target(block);
+    i32 to = initial;
     if (policy == Policy::adaptive) {
-      bool known = true;
-      const float compute = work(block, Role::compute, computed, known);
-      const float communicate = work(block, Role::local, reduced, known) + work(block, Role::receive, received, known);
-      if (known && compute + communicate > 0.0f) {
-        const float share = float(blocks) * communicate / (compute + communicate);
-        wanted = i32(share) + 1;
-        if (wanted > blocks - 1) wanted = blocks - 1;
-        store<Order::relaxed, Scope::gpu>(block, &words->target, flag_value(epoch, u32(wanted)));
-      }
+      to = wanted(block, computed, reduced, received);
+      if (to > blocks - 1) to = blocks - 1;
+      store<Order::relaxed, Scope::gpu>(block, &words->target, flag_value(epoch, u32(to)));
     }
     if (rows < history_capacity)
-      history[rows++] = {now, u32(wanted), computed, reduced + received, read(block, &words->computing),
+      history[rows++] = {now, u32(to), computed, reduced + received, read(block, &words->computing),
                          read(block, &words->communicating), 1};
   }
 };

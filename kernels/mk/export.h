@@ -8,8 +8,8 @@ namespace mk {
 
 struct FieldInfo {
   const char* name;
-  const char* type;  // of one element: u64, i32, f64, ...
-  u64 offset, size, count;
+  const char* type;  // NumPy's name of one element
+  u64 offset, count;
 };
 
 // Every translation unit adds what it declares; mk_layout() prints the whole list.
@@ -27,16 +27,16 @@ struct Exported {
   static const Exported*& first();
 };
 
-template <class T> constexpr const char* type_name() {
-  if constexpr (std::is_floating_point_v<T>) return sizeof(T) == 8 ? "f64" : "f32";
-  else if constexpr (std::is_signed_v<T>) return sizeof(T) == 8 ? "i64" : "i32";
-  else return sizeof(T) == 8 ? "u64" : "u32";
+template <class T> constexpr const char* numpy_type() {
+  if constexpr (std::is_floating_point_v<T>) return sizeof(T) == 8 ? "f8" : "f4";
+  else if constexpr (std::is_signed_v<T>) return sizeof(T) == 8 ? "i8" : "i4";
+  else return sizeof(T) == 8 ? "u8" : "u4";
 }
 
 }  // namespace mk
 
-#define MK_EXPORT_SCALAR(type, name) {#name, mk::type_name<type>(), offsetof(MkSelf, name), sizeof(type), 1},
-#define MK_EXPORT_ARRAY(type, name, count) {#name, mk::type_name<type>(), offsetof(MkSelf, name), sizeof(type[count]), u64(count)},
+#define MK_EXPORT_SCALAR(type, name) {#name, mk::numpy_type<type>(), offsetof(MkSelf, name), 1},
+#define MK_EXPORT_ARRAY(type, name, count) {#name, mk::numpy_type<type>(), offsetof(MkSelf, name), u64(count)},
 #define MK_EXPORT_STRUCT(Name, FIELDS)                                                                  \
   namespace {                                                                                           \
   namespace exported_##Name {                                                                           \
@@ -48,7 +48,7 @@ template <class T> constexpr const char* type_name() {
   }
 
 // A list of names; its order gives their numbers.
-#define MK_EXPORT_NAME(name) {#name, "", 0, 0, 0},
+#define MK_EXPORT_NAME(name) {#name, "", 0, 0},
 #define MK_EXPORT_NAMES(Name, LIST)                                                    \
   namespace {                                                                          \
   namespace exported_##Name {                                                          \

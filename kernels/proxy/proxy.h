@@ -1,5 +1,5 @@
-// The host proxy: takes commands from the rings of its rank's blocks and has a transport carry them out. The same
-// loop runs as a thread beside a GPU or threads, and as a fiber of the simulator: step() never waits, locks or allocates.
+// The host proxy: takes commands from the rings of its rank's blocks and has a transport carry them out. The same loop
+// runs as a thread beside a GPU or threads, and as a fiber of the simulator: step() never waits, locks or allocates.
 //
 // A Transport has
 //   bool post(const Put&)      take the put; false: no room (try again later) or failed (see error). Puts to one peer

@@ -290,7 +290,7 @@ void Simulation::charge_gemm(Block& block, i32 k, i32 task) {
   self.time += picos((config_.tile_overhead_ns + flops / config_.gemm_flops) * spread(u64(self.rank->index), u64(task)));
 }
 
-void Simulation::charge_role_switch(Block& block) { task_of(block).time += picos(config_.role_switch_ns); }
+void Simulation::charge_role_switch(Block& block) { task_of(block).time += picos(config_.role_switch_ns / 2); }
 
 void Simulation::charge_move(Block& block, const Traffic& traffic) {
   BlockTask& task = task_of(block);

@@ -12,7 +12,7 @@ from pathlib import Path
 from mkbench.core.errors import EnvironmentProblem
 
 _HINT = "run `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
-_FUNCTION = re.compile(r"Function (\S+):")
+_FUNCTION = re.compile(r"Function ?:? (\w+)")
 _RESOURCE = re.compile(r"(REG|STACK|SHARED|LOCAL):(\d+)")
 # "        /*0a10*/                   ST.E.64.STRONG.SYS desc[UR4][R2.64], R4 ;"
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", re.MULTILINE)
@@ -28,12 +28,15 @@ class Resources:
     shared: int
 
 
-def sass(cubin: bytes) -> list[str]:
-    """All instructions in order, with predicate and operands.
+def sass(cubin: bytes) -> dict[str, list[str]]:
+    """All instructions of every kernel, by name, in order, with predicate and operands.
 
     Raises EnvironmentProblem without the tools.
     """
-    return _INSTRUCTION.findall(_cuobjdump("-sass", cubin))
+    sections = _FUNCTION.split(_cuobjdump("-sass", cubin))
+    return {
+        name: _INSTRUCTION.findall(text) for name, text in zip(sections[1::2], sections[2::2], strict=True)
+    }
 
 
 def resources(cubin: bytes) -> dict[str, Resources]:

@@ -35,14 +35,21 @@ def print_line(text: str) -> None:
     console().print(text, soft_wrap=True)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """A table of strings; the columns named in `right` are aligned to the right."""
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), fold: bool = False
+) -> None:
+    """A table of strings; the columns named in `right` are aligned to the right.
+
+    With `fold` long cells are folded where the terminal is too narrow; numbers must stay whole.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in header:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     screen = console()
+    if not fold:
+        screen.width = max(screen.width, PIPED_WIDTH)
     with screen.capture() as captured:
         screen.print(table)
     # rich pads every line to the width of the table, which is noise in a file.

@@ -19,6 +19,7 @@ def command() -> None:
     print_table(
         ("what", "found", "state", "needed for", "to fix it"),
         [(f.what, f.found, "ok" if f.ok else "missing", f.needed_for, f.fix or "") for f in findings],
+        fold=True,
     )
     usable = platforms(findings)
     print_table(

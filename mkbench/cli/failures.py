@@ -27,7 +27,7 @@ def report(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):
         # The reader has gone (as in `mkbench list | head`); Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
     if os.environ.get("MKBENCH_TRACEBACK"):
         traceback.print_exception(error)
     code, line = _describe(error)

@@ -20,13 +20,13 @@ WHERE = {
 }
 
 NUMBERS = (
-    "best comm SMs",
-    "best static",
+    "best\ncomm SMs",
+    "best\nstatic",
     "95 % CI",
     "adaptive",
-    "adaptive/best",
-    "worst/best",
-    "lower bound",
+    "adaptive\n/ best",
+    "worst\n/ best",
+    "lower\nbound",
     "network",
 )
 
@@ -68,7 +68,8 @@ def print_results(records: Sequence[Record]) -> None:
     """One row a kernel and shape: the best static partition beside the adaptive policy."""
     rows = [_row(list(group)) for _, group in groupby(records, key=lambda r: (r["kernel"], shape_name(r)))]
     columns = ("kernel", "size", *NUMBERS)
-    kept = [i for i, name in enumerate(columns) if name != "network" or any(row[i] for row in rows)]
+    # A column that says nothing here, such as the network of one node, only takes room.
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     table = [[row[i] for i in kept] for row in rows]
     print_table([columns[i] for i in kept], table, right=("size", *NUMBERS))
 
@@ -97,7 +98,7 @@ def _row(records: list[Record]) -> tuple[str, ...]:
         _brief(adaptive) if adaptive else "",
         ratio,
         f"{max(medians.values()) / _median(best):.2f}" if best else "",
-        _us(first["lower_bound_us"]),
+        "" if first["lower_bound_us"] is None else format_us(first["lower_bound_us"]),
         format_bytes(network) if network else "",
     )
 

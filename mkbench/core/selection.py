@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-TIE = 0.01
+TIE = 0.015
 
 
 def best_static(latency_us: Mapping[int, float]) -> int:
     """Return the communication SMs of the best partition, from the median latency of each.
 
     All must be of one kernel, shape and cluster. Latency is often flat around its minimum, where the lowest
-    median is noise. So the winner has the fewest communication SMs among those within 1 % of the lowest
+    median is noise. So the winner has the fewest communication SMs among those within 1.5 % of the lowest
     median: a tie goes to computation. Raises ValueError if there are none.
     """
     lowest = min(latency_us.values())

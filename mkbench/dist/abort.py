@@ -13,7 +13,9 @@ AbortFields = Mapping[str, int]
 
 
 def culprit(records: Sequence[AbortFields | None]) -> AbortFields | None:
-    """The record to report, out of one per rank: the lowest rank whose own wait passed its deadline, else any."""
+    """The record to report, out of one per rank: the lowest rank whose own wait passed its deadline, else
+    any.
+    """
     aborted = [record for record in records if record is not None]
     return next((r for r in aborted if r["set"] == DEADLINE), aborted[0] if aborted else None)
 

@@ -13,10 +13,10 @@ from mkbench.build.source_hash import source_hash
 from mkbench.core.measurement import Check, Measurement
 from mkbench.core.point import Point
 from mkbench.dist.heartbeat import HeartbeatFile
-from mkbench.dist.history import controller_history
 from mkbench.dist.library import KernelLibrary
 from mkbench.dist.place import Place
 from mkbench.dist.point_run import PointRun, Round
+from mkbench.platforms.timeline import timeline
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -27,7 +27,9 @@ _BUILD_DEADLINE_S = 300.0
 
 
 def measure_points(world: Intracomm, points: Sequence[Point], beats: HeartbeatFile) -> Iterator[Measurement]:
-    """Yield one measurement a point, in order, the same on every rank but for the controller's history. Collective."""
+    """Yield one measurement a point, in order, the same on every rank but for the controller's history.
+    Collective.
+    """
     place: Place | None = None
     for point in points:
         if place is None or place.topology.ranks_per_node != point.ranks_per_node:
@@ -52,12 +54,16 @@ def _measure(place: Place, point: Point, beats: HeartbeatFile) -> Measurement:
 
 
 def _build(place: Place, kernel: str) -> KernelLibrary | str:
-    """Build on one rank of each node while the others wait, who then find it in the cache; or say why it failed."""
-    path, failure = None, None
+    """Build on one rank of each node while the others wait, who then find it in the cache; or say why it
+    failed.
+    """
+    path: Path | None = None
+    failure: str | None = None
     for builds in (place.local_rank == 0, place.local_rank != 0):
         if builds:
             path, failure = _try_build(kernel)
-        failure = next((said for said in place.world.allgather(failure) if said), None)
+        failures: list[str | None] = place.world.allgather(failure)
+        failure = next(filter(None, failures), None)
         if failure is not None:
             return failure
     assert path is not None
@@ -104,7 +110,7 @@ def _conclude(run: PointRun, rounds: Sequence[Round], check: Check | None, start
         network_bytes=traffic.bytes // len(rounds),
         commands=traffic.commands // len(rounds),
         partition={"compute": point.blocks - point.start_comm_sms, "communication": point.start_comm_sms},
-        controller=controller_history(rows, last.launches[0].start_ns) if point.policy == "adaptive" else None,
+        controller=timeline(rows, point) if status == "ok" else None,
         source_hash=source_hash(point.kernel),
         message=message,
         details={"launches": len(rounds), "start_skew_us": [round_.skew_us for round_ in timed]},

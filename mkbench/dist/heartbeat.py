@@ -1,7 +1,9 @@
 """Heartbeats: one small file per rank that says what the rank is doing, and how it ended.
 
-mpiexec kills the survivors before they can speak, so the parent learns from these files which rank failed and where.
-A file is replaced by an atomic rename at each change of phase: a reader sees the old state or the new one, never a mix.
+mpiexec kills the survivors before they can speak, so the parent learns from these files which rank failed
+and where.
+A file is replaced by an atomic rename at each change of phase: a reader sees the old state or the new one,
+never a mix.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """State of one rank. `sequence` counts phase changes: the rank with the smallest is the furthest behind."""
+    """State of one rank. `sequence` counts phase changes: the rank with the smallest is the furthest
+    behind.
+    """
 
     rank: int
     host: str

@@ -1,4 +1,6 @@
-"""Starting ranks: finds mpiexec, knows what each MPI needs, and recognises a launcher that started us already."""
+"""Starting ranks: finds mpiexec, knows what each MPI needs, and recognises a launcher that started us
+already.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ DEFAULT_WORKER = "mkbench.dist.worker"
 #: Set by every launcher of ranks; a nested mpiexec must not inherit them.
 _LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PMI2_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "PRTE_")
 #: (launcher, variable with the rank, variable with the number of ranks), the most specific first.
-#: Slurm sets SLURM_NTASKS in a batch script too, where nobody has started ranks yet; the step variable only in `srun`.
+#: Slurm sets SLURM_NTASKS in a batch script too, where nobody has started ranks yet; the step variable only
+#: in `srun`.
 _FOREIGN = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("mpiexec", "PMI_RANK", "PMI_SIZE"),
@@ -62,7 +65,9 @@ def find_mpiexec() -> Mpiexec:
     try:
         answer = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise EnvironmentProblem(f"{found} does not work: {error}", "reinstall MPI: pip install mpich") from error
+        raise EnvironmentProblem(
+            f"{found} does not work: {error}", "reinstall MPI: pip install mpich"
+        ) from error
     return recognise(Path(found), answer.stdout, is_root=os.geteuid() == 0)
 
 
@@ -85,7 +90,9 @@ def foreign_launcher(environment: Mapping[str, str] = os.environ) -> ForeignLaun
 
 
 def require_agreement(launcher: ForeignLauncher, mpi_size: int) -> None:
-    """Refuse to run when the launcher started several ranks and MPI sees another number: each would think it is alone."""
+    """Refuse to run when the launcher started several ranks and MPI sees another number: each would think
+    it is alone.
+    """
     if mpi_size == launcher.size:
         return
     raise EnvironmentProblem(
@@ -96,9 +103,13 @@ def require_agreement(launcher: ForeignLauncher, mpi_size: int) -> None:
 
 
 class Launched:
-    """A running mpiexec with its ranks. Every process of the job carries the job directory on its command line."""
+    """A running mpiexec with its ranks. Every process of the job carries the job directory on its command
+    line.
+    """
 
-    def __init__(self, mpiexec: Mpiexec, ranks: int, job: Path, stderr: Path, worker: str = DEFAULT_WORKER) -> None:
+    def __init__(
+        self, mpiexec: Mpiexec, ranks: int, job: Path, stderr: Path, worker: str = DEFAULT_WORKER
+    ) -> None:
         with stderr.open("wb") as errors:
             self._process = subprocess.Popen(
                 mpiexec.command(ranks, worker, job),
@@ -152,7 +163,9 @@ class Launched:
         if self._process.stdout is not None:
             self._process.stdout.close()
         if left:
-            raise EnvironmentProblem(f"processes {left} of this job cannot be killed", "look at them with `ps`")
+            raise EnvironmentProblem(
+                f"processes {left} of this job cannot be killed", "look at them with `ps`"
+            )
 
     def _wait(self, timeout_s: float) -> None:
         try:
@@ -162,7 +175,9 @@ class Launched:
 
 
 def _environment() -> dict[str, str]:
-    """Our environment without an outer launcher's variables, and one thread per rank for numerical libraries."""
+    """Our environment without an outer launcher's variables, and one thread per rank for numerical
+    libraries.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         kept.setdefault(name, "1")

@@ -1,9 +1,10 @@
-"""The compiled kernel as Python calls it on platform host. Structs come from the library's own description of them."""
+"""The compiled kernel as Python calls it on platform host. Structs come from the library's own description
+of them.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ Record = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One rank's launch. Times are ns of CLOCK_MONOTONIC; `abort` holds an AbortRecord's fields if it was given up."""
+    """One rank's launch. Times are ns of CLOCK_MONOTONIC; `abort` holds an AbortRecord's fields if it was
+    given up.
+    """
 
     start_ns: int
     end_ns: int
@@ -32,8 +35,7 @@ class KernelLibrary:
     def __init__(self, path: Path) -> None:
         self.handle = ctypes.CDLL(str(path))
         self.layout = Layout(self.handle)
-        # Layout has called mk_layout and set its types.
-        self.roles: tuple[str, ...] = tuple(json.loads(self.handle.mk_layout())["roles"])
+        self.roles = self.layout.names["roles"]
         self._prepare = self.function("mk_host_prepare", ctypes.c_void_p, ctypes.c_void_p)
         self._run = self.function("mk_host_run", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._error = self.function("mk_host_error", ctypes.c_char_p)
@@ -45,7 +47,8 @@ class KernelLibrary:
         return function
 
     def prepare(self, params: Record) -> int:
-        """Create the launch's threads, one a block, parked at a gate; `params` must live until the launch is over.
+        """Create the launch's threads, one a block, parked at a gate; `params` must live until the launch
+        is over.
 
         Raises EnvironmentProblem if the operating system gives no more threads.
         """

@@ -56,12 +56,14 @@ def subdivide(machines: Sequence[Sequence[int]], ranks_per_node: int) -> Topolog
 
 
 def require_block_order(topology: Topology) -> None:
-    """Kernels number ranks node by node: node n holds the ranks n*G to n*G + G-1. Raises UsageError otherwise."""
+    """Kernels number ranks node by node: node n holds the ranks n*G to n*G + G-1. Raises UsageError
+    otherwise.
+    """
     flat = [rank for ranks in topology.nodes for rank in ranks]
     if flat != list(range(len(flat))):
         raise UsageError(
             f"the launcher placed ranks round robin: the nodes are {topology.nodes}",
-            "place consecutive ranks on a node (MPICH: -ppn N, Open MPI: --map-by ppr:N:node, Slurm: -m block)",
+            "place consecutive ranks on a node: MPICH -ppn N, Open MPI --map-by ppr:N:node, Slurm -m block",
         )
 
 

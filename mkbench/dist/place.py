@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """A rank among the others. `machine_ranks` are the world ranks that share memory with it, in machine order.
+    """A rank among the others. `machine_ranks` are the world ranks that share memory with it, in machine
+    order.
 
     Collective to create and to free. Raises UsageError if the ranks do not make nodes of `ranks_per_node`.
     """
@@ -42,7 +43,8 @@ class Place:
         have = (self.nodes, self.topology.ranks_per_node)
         if have != (nodes, ranks_per_node):
             raise UsageError(
-                f"the plan has {nodes} nodes of {ranks_per_node} ranks, but {have[0]} nodes of {have[1]} were started",
+                f"the plan has {nodes} nodes of {ranks_per_node} ranks, "
+                f"but {have[0]} nodes of {have[1]} were started",
                 "start as many ranks as the plan has, or set --nodes and --ranks-per-node",
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,12 @@ from mkbench.dist.proxy import Proxy, Rings, Traffic
 from mkbench.dist.symmetric import SymmetricHeap
 from mkbench.platforms.launch_parameters import launch_parameters
 
-#: Phases that only start threads or meet the others. After an abort everybody is about to leave, so it goes quickly.
-_SHORT_S = 30.0
-_AFTER_ABORT_S = 5.0
+#: At least so long may a phase take that loads, connects or computes outside of the kernel.
+_SETUP_S = 30.0
+#: The kernel's own deadline comes first, since its report says more than a heartbeat that stands still; and
+#: once one
+#: rank has given up, the others follow within this time.
+_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,9 @@ class Round:
 
     @property
     def slowest_us(self) -> float:
-        """The time of the rank that took longest. A rank's time includes waiting for those that started later."""
+        """The time of the rank that took longest. A rank's time includes waiting for those that started
+        later.
+        """
         return max(launch.end_ns - launch.start_ns for launch in self.launches) / 1e3
 
     @property
@@ -54,7 +59,9 @@ class Round:
         """Why it was given up. A proxy that failed is the cause of waits that passed their deadline."""
         failed = next((f"rank {r}: {error}" for r, error in enumerate(self.proxy_errors) if error), None)
         record = abort.culprit([launch.abort for launch in self.launches])
-        waits = abort.describe(record, library.roles, library.layout.flags) if record is not None else "no wait"
+        waits = (
+            abort.describe(record, library.roles, library.layout.flags) if record is not None else "no wait"
+        )
         return f"{failed}; {waits}" if failed else waits
 
 
@@ -63,7 +70,7 @@ class PointRun:
 
     def __init__(self, place: Place, point: Point, beats: HeartbeatFile, library: KernelLibrary) -> None:
         self._place, self.point, self._beats, self.library = place, point, beats, library
-        self._enter("connect", point.timeout_s)
+        self._enter("connect", self._setup_s)
         self._params, self._layout = launch_parameters(library.handle, library.layout, point, place.rank)
         self._heap = SymmetricHeap(place.machine, place.machine_ranks, self._layout.bytes)
         self._abort_record = library.layout.new("AbortRecord")
@@ -71,7 +78,7 @@ class PointRun:
         self._params["abort_record"] = self._abort_record.ctypes.data
         self._params["epoch"] = 0
         self._proxy = self._start_proxy(Rings(self._params))
-        self._enter("inputs", point.timeout_s)
+        self._enter("inputs", self._setup_s)
         self._fill()
         self.hosts = sorted(set(place.world.allgather(socket.gethostname())))
 
@@ -82,21 +89,22 @@ class PointRun:
 
     def launch(self, index: int) -> Round:
         """Run the kernel once on all ranks with an epoch of its own. `index` only names the phase."""
-        self._enter(f"prepare {index}", _SHORT_S)
+        patience = self.point.deadline_s + _GRACE_S
+        self._enter(f"prepare {index}", patience)
         self._params["epoch"] += 1
         prepared = self.library.prepare(self._params)
         # The phase ends before the others are met: who waits for a rank is ahead of it.
-        self._enter(f"ready {index}", _SHORT_S)
+        self._enter(f"ready {index}", patience)
         self._place.world.Barrier()
-        self._enter(f"launch {index}", self.point.timeout_s)
+        self._enter(f"launch {index}", patience)
         launch = self.library.run(prepared)
-        self._enter(f"gather {index}", self.point.timeout_s if launch.abort is None else _AFTER_ABORT_S)
+        self._enter(f"gather {index}", patience if launch.abort is None else _GRACE_S)
         gathered = self._place.world.allgather((launch, self._proxy.error() if self._proxy else None))
         return Round([launch for launch, _ in gathered], [error for _, error in gathered])
 
     def verify(self) -> Check:
         """Compare every element of every rank's output with the reference."""
-        self._enter("verify", self.point.timeout_s)
+        self._enter("verify", self._setup_s)
         point, kernel = self.point, workload(self.point.kernel)
         reference = np.empty((point.shape.m, point.shape.n), dtype=np.float32)
         if self._place.rank == 0:
@@ -109,12 +117,13 @@ class PointRun:
 
     def history(self) -> NDArray[Any]:
         """The rows that this rank's controller wrote in the last launch, in order."""
-        rows: NDArray[Any] = self._heap.bytes[self._history].view(self.library.layout.dtype("HistoryRow"))
-        return rows[rows["used"] == 1].copy()
+        rows = self._heap.bytes[self._history].view(self.library.layout.dtype("HistoryRow"))
+        written: NDArray[Any] = rows[rows["used"] == 1].copy()
+        return written
 
     def close(self, *, drain: bool) -> Traffic:
         """Stop proxies, free the memory; returns what all proxies together moved in all launches."""
-        self._enter("report", self.point.timeout_s)
+        self._enter("report", self.point.deadline_s + _GRACE_S)
         drained = self._proxy is None or not drain or self._proxy.drain(self.point.deadline_s)
         if not drained and self._proxy is not None:
             raise HangError(f"the proxy still has commands to send: {self._proxy.error() or 'no progress'}")
@@ -124,6 +133,10 @@ class PointRun:
         traffic = self._place.world.allgather(mine)
         self._heap.free()
         return Traffic(sum(t.bytes for t in traffic), sum(t.commands for t in traffic))
+
+    @property
+    def _setup_s(self) -> float:
+        return max(self.point.deadline_s, _SETUP_S)
 
     @property
     def _family(self) -> Any:
@@ -149,15 +162,19 @@ class PointRun:
             rings,
             flag_words=self._layout.control_bytes // 8,
             transport=self.point.transport,
-            connect_timeout_s=_SHORT_S,
+            connect_timeout_s=_SETUP_S,
         )
 
     def _fill(self) -> None:
         point = self.point
-        a, b = workload(point.kernel).inputs(point.shape, self._place.rank, point.ranks, point.seed, self._family)
+        a, b = workload(point.kernel).inputs(
+            point.shape, self._place.rank, point.ranks, point.seed, self._family
+        )
         for name, values, stride in (("a", a, "lda"), ("b", b, "ldb")):
             # The heap is zero, and so stays what is beyond the last column.
-            self._matrix(name, values.shape[0], int(self._params[stride]))[:, : values.shape[1]] = to_bf16(values)
+            self._matrix(name, values.shape[0], int(self._params[stride]))[:, : values.shape[1]] = to_bf16(
+                values
+            )
 
     def _matrix(self, name: str, rows: int, stride: int) -> NDArray[np.uint16]:
         first = self._layout.offsets[name]

@@ -1,10 +1,13 @@
-"""Processes of a job on this machine, found by the job directory on their command line, and how to end them."""
+"""Processes of a job on this machine, found by the job directory on their command line, and how to end
+them.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -44,7 +47,9 @@ def marked(marker: str) -> list[int]:
 
 
 def end_marked(marker: str, timeout_s: float) -> list[int]:
-    """Kill every process marked with `marker`; returns those that were still there after `timeout_s` seconds."""
+    """Kill every process marked with `marker`; returns those that were still there after `timeout_s`
+    seconds.
+    """
     deadline = monotonic() + timeout_s
     while left := marked(marker):
         for pid in left:
@@ -57,7 +62,5 @@ def end_marked(marker: str, timeout_s: float) -> list[int]:
 
 def send(pid: int, number: signal.Signals) -> None:
     """Signal a process, or with -pid a process group; one that has ended already is no error."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass

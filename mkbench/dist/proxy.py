@@ -13,8 +13,6 @@ from mkbench.dist.place import Place
 from mkbench.dist.sockets import connect_rail_peers
 from mkbench.dist.symmetric import SymmetricHeap
 
-_TRANSPORTS = {"shm": 0, "tcp": 1}
-
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -69,7 +67,7 @@ class Proxy:
             ring_tails=rings.tails.ctypes.data,
             epoch_word=address_of(params, "epoch"),
             abort_record=int(params["abort_record"]),
-            transport=_TRANSPORTS[transport],
+            transport=library.layout.names["transports"].index(transport),
             rings=rings.rings,
             ring_depth=rings.depth,
             node=place.node_index,
@@ -77,7 +75,10 @@ class Proxy:
         )
         if transport == "tcp":
             self._sockets = connect_rail_peers(
-                place.world, place.rail_peers, is_one_machine=place.is_one_machine, timeout_s=connect_timeout_s
+                place.world,
+                place.rail_peers,
+                is_one_machine=place.is_one_machine,
+                timeout_s=connect_timeout_s,
             )
             for peer, connection in self._sockets.items():
                 config["fds"][place.topology.node_of(peer)] = connection.fileno()

@@ -1,7 +1,10 @@
-"""Authenticated TCP connections between rail peers, made in Python and handed to the proxy as file descriptors.
+"""Authenticated TCP connections between rail peers, made in Python and handed to the proxy as file
+descriptors.
 
-Addresses and a random key of this run travel over MPI. Both sides prove that they know the key before a connection
-counts, so a stranger that reaches the port (or a rank of another run) is turned away and cannot write into a heap.
+Addresses and a random key of this run travel over MPI. Both sides prove that they know the key before a
+connection
+counts, so a stranger that reaches the port (or a rank of another run) is turned away and cannot write into
+a heap.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ _HELLO = struct.Struct(f"!8sII{_NONCE_BYTES}s")
 _MAGIC = b"mkbench1"
 #: A stranger that says nothing must not use up the time of the peers.
 _HANDSHAKE_S = 2.0
+_UNREACHABLE = "see that no firewall separates the ranks' hosts, or use --transport shm on one machine"
 Address = tuple[str, int]
 
 
@@ -60,7 +64,9 @@ class Member:
         return connection
 
     def accept(self, connection: socket.socket, expected: Sequence[int], deadline: float) -> int:
-        """Prove an incoming connection; returns the rank at its other end. Raises HandshakeRefused or OSError."""
+        """Prove an incoming connection; returns the rank at its other end. Raises HandshakeRefused or
+        OSError.
+        """
         magic, peer, me, nonce = _HELLO.unpack(_receive(connection, _HELLO.size, deadline))
         if magic != _MAGIC or me != self.rank or peer not in expected:
             raise HandshakeRefused("not a peer that is expected here")
@@ -83,7 +89,9 @@ def open_listener(address: str) -> socket.socket:
     try:
         return socket.create_server((address, 0), backlog=128)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot listen on {address}: {error}", "check the network set-up") from error
+        raise EnvironmentProblem(
+            f"cannot listen on {address}: {error}", "check the network set-up"
+        ) from error
 
 
 def build_mesh(
@@ -94,8 +102,8 @@ def build_mesh(
 ) -> dict[int, socket.socket]:
     """Connect to every peer in `addresses`: to the higher ranks actively, the lower ones are waited for.
 
-    Returns one blocking TCP_NODELAY socket per peer. Raises EnvironmentProblem, with the peer's rank and address, if
-    not all are there in `timeout_s` seconds.
+    Returns one blocking TCP_NODELAY socket per peer. Raises EnvironmentProblem, with the peer's rank and
+    address, if not all are there in `timeout_s` seconds.
     """
     deadline = monotonic() + timeout_s
     connections: dict[int, socket.socket] = {}
@@ -129,14 +137,17 @@ def connect_rail_peers(
 
 
 def own_address() -> str:
-    """The IPv4 address by which other machines reach this one: that of its host name, else of its default route."""
+    """The IPv4 address by which other machines reach this one: that of its host name, else of its default
+    route.
+    """
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
         address = "127.0.0.1"
     if not address.startswith("127."):
         return address
-    # Debian maps the host name to 127.0.1.1. Connecting a datagram socket sends nothing; it only picks the route.
+    # Debian maps the host name to 127.0.1.1. Connecting a datagram socket sends nothing; it only picks the
+    # route.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -153,7 +164,7 @@ def _connect(member: Member, address: Address, peer: int, deadline: float) -> so
     except (OSError, HandshakeRefused) as error:
         raise EnvironmentProblem(
             f"rank {member.rank} cannot connect to rank {peer} at {address[0]}:{address[1]}: {error}",
-            "check that a firewall lets the ranks' hosts reach each other, or use --transport shm on one machine",
+            _UNREACHABLE,
         ) from error
 
 
@@ -172,7 +183,7 @@ def _accept(
             peer = awaited[0]
             raise EnvironmentProblem(
                 f"rank {peer} at {addresses[peer][0]} did not connect to rank {member.rank} in time",
-                "check that a firewall lets the ranks' hosts reach each other, or use --transport shm on one machine",
+                _UNREACHABLE,
             ) from error
         try:
             return member.accept(connection, awaited, min(deadline, monotonic() + _HANDSHAKE_S)), connection

@@ -1,6 +1,7 @@
 """A thin parent around each rank's process that notes how it ended.
 
-mpiexec kills the other ranks as soon as one is gone, and which one was first is then lost. The supervisor is the only
+mpiexec kills the other ranks as soon as one is gone, and which one was first is then lost. The supervisor
+is the only
 one who knows for certain: it writes the ending into the rank's heartbeat before mpiexec can notice it.
 """
 
@@ -19,7 +20,10 @@ from mkbench.dist.processes import die_with_parent
 
 
 def supervise(rank: int, heartbeats: Path, run: Callable[[], None]) -> NoReturn:
-    """Run `run` as this rank in a forked process and end with its exit code, which is never 0 unless the rank finished."""
+    """Run `run` as this rank in a forked process and end with its exit code, which is never 0 unless the
+    rank finished.
+    """
+    die_with_parent()
     child = os.fork()
     if child == 0:
         die_with_parent()

@@ -14,14 +14,15 @@ from mkbench.core.errors import EnvironmentProblem
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-#: Segments are whole pages, so that every rank's heap begins at a page.
+#: Segments are whole pages, with one to spare for alignment.
 PAGE = 4096
 #: The alignment that kernels rely on.
 ALIGNMENT = 128
 
 
 class SymmetricHeap:
-    """One rank's heap of `size` bytes and the addresses at which it sees the heaps of the other ranks of its machine.
+    """One rank's heap of `size` bytes and the addresses at which it sees the heaps of the other ranks of
+    its machine.
 
     Collective over `machine`, the communicator of the ranks that share memory, to create and to free.
     Only the ranks of the own node may be given to a kernel; the others are there for the transport `shm`.
@@ -32,19 +33,23 @@ class SymmetricHeap:
 
         self.size = size
         try:
-            self._window = MPI.Win.Allocate_shared(round_up(size, PAGE), 1, comm=machine)
+            self._window = MPI.Win.Allocate_shared(round_up(size, PAGE) + PAGE, 1, comm=machine)
         except MPI.Exception as error:
             raise EnvironmentProblem(
                 f"cannot share {size} bytes per rank between {machine.size} ranks: {error}",
                 "make /dev/shm larger (in a container: --shm-size), or choose a smaller size",
             ) from error
-        self._addresses = {
-            rank: int(self._window.Shared_query(index)[0].address) for index, rank in enumerate(world_ranks)
-        }
-        misaligned = [rank for rank, address in self._addresses.items() if address % ALIGNMENT]
-        if misaligned:
-            raise EnvironmentProblem(f"MPI gave misaligned memory to ranks {misaligned}", "use another MPI")
-        own = (ctypes.c_uint8 * size).from_address(self._addresses[world_ranks[machine.rank]])
+        bases = [int(self._window.Shared_query(index)[0].address) for index in range(machine.size)]
+        # MPI promises no alignment (a lone rank gets heap memory). Each owner says where its heap begins in
+        # its segment.
+        shifts: list[int] = machine.allgather(-bases[machine.rank] % ALIGNMENT)
+        starts = [base + shift for base, shift in zip(bases, shifts, strict=True)]
+        if any(start % ALIGNMENT for start in starts):
+            raise EnvironmentProblem(
+                "MPI maps shared memory at addresses that are not aligned alike", "use another MPI"
+            )
+        self._addresses = dict(zip(world_ranks, starts, strict=True))
+        own = (ctypes.c_uint8 * size).from_address(starts[machine.rank])
         self.bytes: NDArray[np.uint8] = np.ctypeslib.as_array(own)
         self.bytes[:] = 0
         machine.Barrier()

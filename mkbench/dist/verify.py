@@ -29,14 +29,13 @@ def compare(
 ) -> Comparison:
     """Compare bf16 bits with float32 values of the same shape (rows, columns).
 
-    Without a tolerance the bits must be those of the rounded reference; with one, values may differ by it (absolute).
+    Without a tolerance the bits must be those of the rounded reference; with one, values may differ by it
+    (absolute).
     """
     values = from_bf16(found)
-    if tolerance is None:
-        wrong = found != to_bf16(reference)
-    else:
-        # A comparison with NaN is false, so NaN counts as wrong.
-        wrong = ~(np.abs(values - reference) <= tolerance)
+    # A comparison with NaN is false, so NaN is never within the tolerance.
+    is_exact = tolerance is None
+    wrong = found != to_bf16(reference) if is_exact else ~(np.abs(values - reference) <= tolerance)
     mismatches = int(np.count_nonzero(wrong))
     if mismatches == 0:
         return Comparison(found.size, 0, None)

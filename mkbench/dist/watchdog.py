@@ -1,6 +1,8 @@
-"""The watchdog: decides from heartbeats whether a job goes on, has ended well, or has failed, and then who is to blame.
+"""The watchdog: decides from heartbeats whether a job goes on, has ended well, or has failed, and then who
+is to blame.
 
-`Watchdog.observe` is pure: snapshots and a clock go in, a verdict comes out. `take_snapshot` looks at the machine.
+`Watchdog.observe` is pure: snapshots and a clock go in, a verdict comes out. `take_snapshot` looks at the
+machine.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from mkbench.dist.heartbeat import Failure, Heartbeat
 from mkbench.dist.launcher import Launched
 from mkbench.dist.processes import is_running
 
-#: How long the watchdog collects evidence after the first sign of a failure: mpiexec kills the survivors meanwhile,
+#: How long the watchdog collects evidence after the first sign of a failure: mpiexec kills the survivors
+#: meanwhile,
 #: and a rank that lost its peer may report first.
 SETTLE_S = 0.5
 #: A rank must write its first heartbeat this soon after the launch.
@@ -26,13 +29,18 @@ START_DEADLINE_S = 60.0
 PERIOD_S = 0.05
 #: Errors that another rank's failure causes. They are named only if there is nothing better to name.
 CONSEQUENCES = frozenset({"PeerLost"})
-#: The classes that keep their exit code when a rank's error becomes the parent's. Everything else is a lost rank.
-_BY_EXIT_CODE: dict[int, type[MkbenchError]] = {kind.exit_code: kind for kind in (UsageError, EnvironmentProblem)}
+#: The classes that keep their exit code when a rank's error becomes the parent's. Everything else is a lost
+#: rank.
+_BY_EXIT_CODE: dict[int, type[MkbenchError]] = {
+    kind.exit_code: kind for kind in (UsageError, EnvironmentProblem)
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What can be seen of a job at one moment. `gone`: ranks whose process has ended. `exit_code`: of mpiexec, if it has."""
+    """What can be seen of a job at one moment. `gone`: ranks whose process has ended. `exit_code`: of
+    mpiexec, if it has.
+    """
 
     beats: Mapping[int, Heartbeat]
     gone: frozenset[int]
@@ -67,7 +75,9 @@ class Verdict:
 
 
 class Watchdog:
-    """Feeds on snapshots; `observe` returns a verdict once the job has failed, else None. Times are seconds of one clock."""
+    """Feeds on snapshots; `observe` returns a verdict once the job has failed, else None. Times are seconds
+    of one clock.
+    """
 
     def __init__(self, ranks: int, started: float) -> None:
         self._ranks = ranks
@@ -113,7 +123,8 @@ class Watchdog:
             beat, error = failed[0], failed[0].error
             said = error.message if error.type == "ended" else f"failed with {error.type}: {error.message}"
             return self._about(beat, now, said, _hint(beat, error), error.exit_code)
-        # mpiexec names no rank and kills the rest: of the ranks that vanished, the one furthest behind is the best guess.
+        # mpiexec names no rank and kills the rest: of the ranks that vanished, the one furthest behind is
+        # the best guess.
         candidates = [snapshot.beats[rank] for rank in vanished]
         if candidates:
             beat = min(candidates, key=lambda b: (b.sequence, b.since))
@@ -170,14 +181,16 @@ def _hint(beat: Heartbeat, error: Failure | None = None) -> str:
         return "run `mkbench doctor` to check MPI, then continue with --resume"
     resume = "finished points are kept: continue with the same command and --resume"
     if error is not None and "SIGKILL" in error.message:
-        return f"if nobody killed it, memory ran out (`dmesg` tells): use fewer ranks or a smaller size; {resume}"
+        fix = "if nobody killed it, memory ran out (see `dmesg`): use fewer ranks or a smaller size"
+        return f"{fix}; {resume}"
     return resume
 
 
 def follow(job: Launched, heartbeats: Path, ranks: int) -> Iterator[str]:
     """Yield the job's lines on stdout as they come, until it has ended well.
 
-    Ends the whole job and raises when the watchdog finds a failure, and ends it when the caller stops listening.
+    Ends the whole job and raises when the watchdog finds a failure, and ends it when the caller stops
+    listening.
     """
     watchdog = Watchdog(ranks, monotonic())
     try:

@@ -1,6 +1,7 @@
 """Entry point of one rank: `python -m mkbench.dist.worker JOBDIR`, started by mpiexec.
 
-Nothing heavy is imported before the first heartbeat is written, so a rank that cannot start MPI is still named.
+Nothing heavy is imported before the first heartbeat is written, so a rank that cannot start MPI is still
+named.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ def prepare(df: pd.DataFrame) -> pd.DataFrame:
     """One row for each point of the picture, failed points included.
 
     ``relative`` is the median latency over that of the best fixed partition of the same kernel and shape,
-    which ``is_best`` marks: the fewest communication SMs within 1 % of the lowest median. So a fixed
-    partition that ties with it can be at 0.99. ``relative`` is null where the point failed (``reason`` says
-    why) and where no fixed partition is ok. Raises UsageError if no fixed partition of any kernel is ok.
+    which ``is_best`` marks: of those that tie for the lowest median, the one with the fewest communication
+    SMs. So a fixed partition can be slightly below 1. ``relative`` is null where the point failed (``reason``
+    says why) and where no fixed partition is ok. Raises UsageError if no fixed partition at all is ok.
     """
     rows = points.drawable(df)
     static = rows[rows["policy"] == "static"]
@@ -55,9 +55,11 @@ def _normalised(group: pd.DataFrame) -> pd.DataFrame:
     best = points.best_partition(group)
     is_best = (group["policy"] == "static") & (group["comm_sms"] == best).fillna(False).astype(bool)
     reference = group.loc[is_best, "latency_us"].min()
-    size = group["size"].iloc[0]
+    size, shape = group["size"].iloc[0], group["shape"].iloc[0]
     return group.assign(
-        series=group["shape_label"] if pd.isna(size) else format_size(int(size)),
+        series="x".join(map(format_size, style.in_order(shape).values()))
+        if pd.isna(size)
+        else format_size(int(size)),
         relative=group["latency_us"] / reference,
         relative_low=group["ci_low_us"] / reference,
         relative_high=group["ci_high_us"] / reference,
@@ -72,9 +74,10 @@ def draw(fig: Figure, df: pd.DataFrame) -> None:
     panels = [panel for _, panel in df.groupby("kernel", sort=False)]
     across = PANELS_A_ROW.get(len(panels), 3)
     down = -(-len(panels) // across)
-    width = CELL_WIDTH[across]
+    width = CELL_WIDTH[across] + fig3_table.extra_width(df["series"])
     height = fig3_panel.height(max(panel["shape_label"].nunique() for panel in panels))
-    fig.set_size_inches(2 * MARGIN + across * width, HEADER + down * height + FOOTER)
+    footer = FOOTER + fig3_table.note_height(df)
+    fig.set_size_inches(2 * MARGIN + across * width, HEADER + down * height + footer)
     style.header(fig, TITLE, rows_of(df)[0], margin=MARGIN + 0.1)
     for i, panel in enumerate(panels):
         x, y = MARGIN + (i % across) * width, HEADER + (i // across) * height

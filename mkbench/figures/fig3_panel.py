@@ -63,13 +63,15 @@ def draw_panel(cell: Cell, df: pd.DataFrame) -> None:
     _dress_strip(strip)
     strip.set_visible(bool((df["policy"] == "adaptive").any()))
     width, rows = cell.width - YLABEL - EDGE, len(groups) + 1
-    fig3_table.draw_table(cell.axes(YLABEL, TITLE + PLOT + XLABEL, width, TABLE_ROW * rows), groups, colors)
+    table = cell.axes(YLABEL, TITLE + PLOT + XLABEL, width, TABLE_ROW * rows)
+    fig3_table.draw_table(table, groups, colors, width)
 
 
 def _scale(ax: Axes, df: pd.DataFrame) -> None:
     """Limits that hold every value, with room at the top for the red marks; logarithmic for a wide spread."""
     shown = df[["relative", "relative_low", "relative_high"]].to_numpy(float)
-    values = np.append(shown[np.isfinite(shown)], 1.0)
+    finite = shown[np.isfinite(shown)]
+    values = np.append(finite, 1.0) if finite.size else np.array([0.5, 1.5])
     low, high = float(values.min()), float(values.max())
     failed = df[df["status"] != "ok"]
     stacked = max(failed.groupby(["policy", "comm_sms"], dropna=False).size(), default=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,24 +12,32 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from mkbench.core.selection import TIE
 from mkbench.core.units import format_us
 from mkbench.figures import style
 from mkbench.figures.frame import rows_of
 
-SAMPLE = (0.0, 0.045, 0.09)  # axes fractions: the piece of line before a size
-SIZE, FIRST = 0.12, 0.46  # left edge of the sizes, right edge of the first column after them
+# Inches: the piece of line before a size, where sizes begin, a letter of theirs, the column after them.
+SAMPLE, SIZE, LETTER, COLUMN = (0.0, 0.15, 0.3), 0.4, 0.08, 0.75
+SHORT = 5  # letters of a size that fit without more room; a shape given in full takes more
 
 
-def draw_table(ax: Axes, groups: Sequence[pd.DataFrame], colors: Sequence[str]) -> None:
-    """Sizes with their line and their results, a row for each of `groups`."""
+def extra_width(series: Iterable[str]) -> float:
+    """Inches that a panel must be wider than usual for the longest name of a size."""
+    return LETTER * max(0, max(map(len, series)) - SHORT)
+
+
+def draw_table(ax: Axes, groups: Sequence[pd.DataFrame], colors: Sequence[str], width: float) -> None:
+    """Sizes with their line and their results, a row for each group; `width` is that of `ax` in inches."""
     lines = [_line(group) for group in groups]
     titles = [title for title in lines[0] if any(line[title] for line in lines)]
-    right = np.linspace(FIRST, 1.0, len(titles)).tolist()
+    longest = max(len(group["series"].iloc[0]) for group in groups)
+    right = np.linspace(max(0.46 * width, SIZE + LETTER * longest + COLUMN), width, len(titles)).tolist()
     ax.set_axis_off()
-    ax.set_xlim(0, 1)
+    ax.set_xlim(0, width)
     ax.set_ylim(len(groups) + 1, 0)
     _write(ax, 0.5, "size", right, titles, style.MUTED)
-    ax.plot([0, 1], [1, 1], color="#C8C8C8", linewidth=0.7)
+    ax.plot([0, width], [1, 1], color="#C8C8C8", linewidth=0.7)
     for i, (group, line, color) in enumerate(zip(groups, lines, colors, strict=True)):
         y, marker = i + 1.5, style.MARKERS[i % len(style.MARKERS)]
         ax.plot(SAMPLE, [y] * len(SAMPLE), color=color, marker=marker, markevery=[1])
@@ -59,13 +67,18 @@ def _line(group: pd.DataFrame) -> dict[str, str]:
     return line
 
 
+def note_height(df: pd.DataFrame) -> float:
+    """Inches below the key for the note that results were not verified."""
+    return 0.0 if df.loc[df["status"] == "ok", "verified"].all() else 0.22
+
+
 def draw_key(fig: Figure, df: pd.DataFrame, *, margin: float, bottom: float) -> None:
     """What the marks mean, in one line at the bottom (distances in inches); only marks that occur."""
     width, height = fig.get_size_inches()
     ok = df[df["status"] == "ok"]
     ring = Line2D([], [], **style.RING, color=style.INK)
     entries = [
-        (ring, "best fixed: fewest SMs within 1 % of the lowest", True),
+        (ring, f"best fixed: fewest SMs within {100 * TIE:g} % of the lowest", True),
         (Line2D([], [], **style.STAR), "adaptive", bool((ok["policy"] == "adaptive").any())),
         (Patch(facecolor=style.MUTED, alpha=0.25, linewidth=0), "95 % CI", bool((ok["n"] > 1).any())),
         (Line2D([], [], **style.CROSS), "failed", bool((df["status"] != "ok").any())),
@@ -73,8 +86,8 @@ def draw_key(fig: Figure, df: pd.DataFrame, *, margin: float, bottom: float) -> 
     shown = [(handle, label) for handle, label, occurs in entries if occurs]
     fig.legend(
         [handle for handle, _ in shown], [label for _, label in shown], ncols=len(shown), loc="lower left",
-        bbox_to_anchor=(margin / width, bottom / height), borderaxespad=0, borderpad=0, handletextpad=0.5,
-        columnspacing=1.4,
+        bbox_to_anchor=(margin / width, (bottom + note_height(df)) / height), borderaxespad=0, borderpad=0,
+        handletextpad=0.5, columnspacing=1.4,
     )  # fmt: skip
-    if not ok["verified"].all():
+    if note_height(df):
         style.unverified_note(fig, margin=margin, bottom=bottom)

@@ -83,19 +83,18 @@ def _choose(records: list[dict[str, Any]], wanted: Mapping[str, int]) -> Choice 
 def _panel(letter: str, choice: Choice, of_kernel: pd.DataFrame) -> pd.DataFrame:
     history = choice.shown["controller"]
     samples = pd.DataFrame({name: pd.Series(history.get(name), dtype=float) for name in SERIES})
-    parts = [_with_record(samples, choice.shown)]
-    if choice.failed:
-        parts.append(_with_record(pd.DataFrame(float("nan"), index=[0], columns=list(SERIES)), choice.failed))
-    table = pd.concat(parts, ignore_index=True)
     best = points.best_partition(of_kernel[of_kernel["shape_label"] == choice.shown["shape_label"]])
-    return table.assign(
-        panel=letter, note=choice.note, best_comm_sms=pd.array([best] * len(table), dtype="Int64")
-    )
+    parts = [_with_record(samples, choice.shown, best)]
+    if choice.failed:
+        no_sample = pd.DataFrame(float("nan"), index=[0], columns=list(SERIES))
+        parts.append(_with_record(no_sample, choice.failed, None))
+    return pd.concat(parts, ignore_index=True).assign(panel=letter, note=choice.note)
 
 
-def _with_record(samples: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
-    """`samples` with the record's own columns on every row."""
-    return samples.assign(**{name: record[name] for name in COLUMNS if name in record})
+def _with_record(samples: pd.DataFrame, record: Mapping[str, Any], best: int | None) -> pd.DataFrame:
+    """`samples` with the record's own columns, and the best fixed partition of its shape, on every row."""
+    own = {name: record[name] for name in COLUMNS if name in record}
+    return samples.assign(**own, best_comm_sms=pd.array([best] * len(samples), dtype="Int64"))
 
 
 def draw(fig: Figure, df: pd.DataFrame) -> None:

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.style
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from mkbench import __version__
 from mkbench.core.errors import EnvironmentProblem, UsageError
-from mkbench.figures import FIGURES, FigureModule, figure_module, frame
-from mkbench.figures.style import RC
+from mkbench.figures import FIGURES, FigureModule, figure_module, frame, style
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +78,7 @@ def _write(picture: Picture, target: Path, runs: list[str]) -> Path:
     provenance = json.dumps(_provenance(picture, runs), indent=2) + "\n"
     base.with_name(f"{picture.stem}.json").write_text(provenance, encoding="utf-8")
     png = base.with_name(f"{picture.stem}.png")
-    # after_reset: a matplotlibrc of the user must not change the picture
-    with matplotlib.style.context([{**RC, "svg.hashsalt": picture.stem}], after_reset=True):
+    with style.applied(salt=picture.stem):
         fig = Figure()
         FigureCanvasAgg(fig)
         picture.module.draw(fig, picture.tidy)

@@ -6,9 +6,11 @@ Colours tell apart under the common forms of colour blindness, and no meaning re
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib
+import matplotlib.style
 from matplotlib.figure import Figure
 
 from mkbench.core.units import format_size
@@ -69,6 +71,11 @@ RC: Mapping[str, Any] = {
 }
 
 
+def applied(salt: str) -> AbstractContextManager[None]:
+    """Draw and save in this style alone, whatever a matplotlibrc says; `salt` fixes the ids in SVG."""
+    return matplotlib.style.context([{**RC, "svg.hashsalt": salt}])
+
+
 def size_colors(count: int) -> list[str]:
     """Colours for `count` ordered sizes: light for the smallest to dark for the largest."""
     ramp = matplotlib.colormaps["YlGnBu"]
@@ -81,10 +88,15 @@ def kernel_title(kernel: str) -> str:
     return KERNEL_TITLES.get(kernel, kernel)
 
 
+def in_order(shape: Mapping[str, int]) -> dict[str, int]:
+    """`shape` with m, n and k first and in that order, however the record sorted it."""
+    return {name: shape[name] for name in sorted(shape, key=lambda name: ("mnk".find(name) % 4, name))}
+
+
 def shape_label(shape: Mapping[str, int]) -> str:
     """{"m": 32768, "n": 32768, "k": 4096} -> "M=N=32K, K=4K": equal neighbours share their value."""
     groups: list[tuple[list[str], int]] = []
-    for name, value in shape.items():
+    for name, value in in_order(shape).items():
         label = name.upper() if len(name) == 1 else name
         if groups and groups[-1][1] == value:
             groups[-1][0].append(label)
@@ -116,7 +128,7 @@ def header(fig: Figure, title: str, row: Mapping[str, Any], *, margin: float) ->
 
 
 def unverified_note(fig: Figure, *, margin: float, bottom: float) -> None:
-    """Say in the bottom right corner that no result was checked; distances in inches."""
+    """Say in the bottom left corner that results were not checked; distances in inches."""
     width, height = fig.get_size_inches()
     words = "results not verified (data off)"
-    fig.text(1 - margin / width, bottom / height, words, ha="right", va="bottom", fontsize=SMALL, color=MUTED)
+    fig.text(margin / width, bottom / height, words, va="bottom", fontsize=SMALL, color=MUTED)

@@ -15,22 +15,23 @@ from mkbench.core.memory import heap_bytes
 from mkbench.core.plan import Plan, Point
 from mkbench.core.units import format_bytes
 from mkbench.dist import mpi
+from mkbench.dist.alarm import exit_when_overdue
 from mkbench.dist.heartbeat import HeartbeatFile
 from mkbench.dist.job import REPORT_PREFIX, job_directory
-from mkbench.dist.launcher import DEFAULT_WORKER, Launched, find_mpiexec, foreign_launcher
+from mkbench.dist.launcher import DEFAULT_WORKER, ForeignLauncher, Launched, find_mpiexec, foreign_launcher
 from mkbench.dist.watchdog import follow
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-_MPI_INIT_DEADLINE_S = 60.0
+_MPI_DEADLINE_S = 60.0
 
 
 class HostPlatform:
     """Starts the ranks of a plan with mpiexec, or is one of them when a launcher has started this process.
 
-    Under a launcher MPI starts at once: a rank that fails later then ends the others, which would wait for it.
-    `worker` is the module that mpiexec runs.
+    Under a launcher MPI starts at once: a rank that fails later then ends the others, which would wait for
+    it. `worker` is the module that mpiexec runs.
     """
 
     name = "host"
@@ -40,10 +41,12 @@ class HostPlatform:
         self._launcher = foreign_launcher()
         self._world: Intracomm | None = None
         if self._launcher is not None:
-            self._world = mpi.start_mpi(self._launcher, _MPI_INIT_DEADLINE_S)
+            self._world = mpi.start_mpi(self._launcher, _MPI_DEADLINE_S)
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that lacks a compiler, MPI, ranks or shared memory. Raises EnvironmentProblem or UsageError."""
+        """Refuse a plan that lacks a compiler, MPI, ranks or shared memory. Raises EnvironmentProblem or
+        UsageError.
+        """
         find_compiler()
         if find_spec("mpi4py") is None:
             raise EnvironmentProblem("mpi4py is not installed", "run `pip install mpi4py mpich`")
@@ -51,13 +54,7 @@ class HostPlatform:
             find_mpiexec()
             _check_shared_memory(plan.points)
             return
-        for point in plan.points:
-            if point.ranks != self._launcher.size:
-                raise UsageError(
-                    f"{self._launcher.name} started {self._launcher.size} ranks, but the plan has {point.nodes} "
-                    f"nodes of {point.ranks_per_node} ranks",
-                    f"set --nodes and --ranks-per-node, or start {point.ranks} ranks",
-                )
+        _require_ranks(plan, self._launcher)
 
     def run(self, points: Sequence[Point]) -> Iterator[Measurement]:
         """Measurements of `points`, in order, as each finishes. The last one comes when all ranks have ended.
@@ -65,13 +62,20 @@ class HostPlatform:
         Raises HangError or EnvironmentProblem, naming the rank and where it was, when a rank is lost.
         """
         if self._world is not None:
-            return self._take_part(self._world, points)
+            # At once and not when the first is asked for: the other ranks wait for what rank 0 has left to
+            # do.
+            todo: list[Point] = self._world.bcast(list(points) if self._world.rank == 0 else None)
+            if not todo:
+                mpi.finish_mpi()
+                return iter(())
+            return _take_part(self._world, todo)
         return self._start_ranks(points)
 
     def follow(self, plan: Plan) -> None:
-        """Take part in what rank 0 runs, as another rank of a launcher; `plan` is what this rank was asked."""
-        assert self._world is not None
-        for _ in self._take_part(self._world, plan.points):
+        """Take part in what rank 0 runs, as another rank of a launcher."""
+        if self._launcher is not None:
+            _require_ranks(plan, self._launcher)
+        for _ in self.run(plan.points):
             pass
 
     def _start_ranks(self, points: Sequence[Point]) -> Iterator[Measurement]:
@@ -89,31 +93,53 @@ class HostPlatform:
         with job_directory() as job:
             job.write_points(points)
             launched = Launched(find_mpiexec(), ranks, job.path, job.stderr, self._worker)
-            held: Measurement | None = None
-            count = 0
-            for line in follow(launched, job.heartbeats, ranks):
-                if not line.startswith(REPORT_PREFIX):
-                    continue
-                count += 1
-                measurement = Measurement.from_json(json.loads(line.removeprefix(REPORT_PREFIX)))
-                if count < len(points):
-                    yield measurement
-                else:
-                    # Who gets the last one asks for no more, so the ranks must be gone by then.
-                    held = measurement
-        if held is not None:
-            yield held
+            lines = follow(launched, job.heartbeats, ranks)
+            yield from _last_at_the_end(_reports(lines), len(points))
 
-    def _take_part(self, world: Intracomm, points: Sequence[Point]) -> Iterator[Measurement]:
-        """Rank 0 knows which points are left; all measure those. MPI is over when the last is handed out."""
-        from mkbench.dist.execution import measure_points
 
-        todo: Sequence[Point] = world.bcast(list(points) if world.rank == 0 else None)
-        *first, last = [*measure_points(world, todo, HeartbeatFile(world.rank, None))] or [None]
-        mpi.finish_mpi()
-        yield from filter(None, first)
-        if last is not None:
-            yield last
+def _reports(lines: Iterator[str]) -> Iterator[Measurement]:
+    """The measurements among what the ranks and mpiexec print."""
+    for line in lines:
+        if line.startswith(REPORT_PREFIX):
+            yield Measurement.from_json(json.loads(line.removeprefix(REPORT_PREFIX)))
+
+
+def _take_part(world: Intracomm, points: Sequence[Point]) -> Iterator[Measurement]:
+    from mkbench.dist.execution import measure_points
+
+    def until_mpi_is_over() -> Iterator[Measurement]:
+        beats = HeartbeatFile(world.rank, None)
+        with exit_when_overdue(beats):
+            yield from measure_points(world, points, beats)
+            beats.enter("finalize", deadline_s=_MPI_DEADLINE_S)
+            mpi.finish_mpi()
+
+    return _last_at_the_end(until_mpi_is_over(), len(points))
+
+
+def _last_at_the_end(measurements: Iterator[Measurement], count: int) -> Iterator[Measurement]:
+    """Hand out the last of `count` only once `measurements` has ended: who has it asks for no more."""
+    last: Measurement | None = None
+    for index, measurement in enumerate(measurements, start=1):
+        if index < count:
+            yield measurement
+        else:
+            last = measurement
+    if last is not None:
+        yield last
+
+
+def _require_ranks(plan: Plan, launcher: ForeignLauncher) -> None:
+    point = next((point for point in plan.points if point.ranks != launcher.size), None)
+    if point is None:
+        return
+    # All ranks find the same and leave in good order, so that the launcher returns our exit code.
+    mpi.finish_mpi()
+    raise UsageError(
+        f"{launcher.name} started {launcher.size} ranks, but the plan has {point.nodes} nodes of "
+        f"{point.ranks_per_node} ranks",
+        f"set --nodes and --ranks-per-node, or start {point.ranks} ranks",
+    )
 
 
 def _check_shared_memory(points: Sequence[Point]) -> None:
@@ -126,7 +152,7 @@ def _check_shared_memory(points: Sequence[Point]) -> None:
         need = point.ranks * heap_bytes(point, data=True)
         if need > free:
             raise EnvironmentProblem(
-                f"{point.kernel} {point.shape.label} needs {format_bytes(need)} of shared memory for {point.ranks} "
-                f"ranks, /dev/shm has {format_bytes(free)}",
+                f"{point.kernel} {point.shape.label} needs {format_bytes(need)} of shared memory for "
+                f"{point.ranks} ranks, /dev/shm has {format_bytes(free)}",
                 "choose a smaller size or fewer ranks, or make /dev/shm larger (in a container: --shm-size)",
             )

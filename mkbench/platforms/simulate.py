@@ -20,7 +20,7 @@ from mkbench.core.plan import Point
 from mkbench.core.workloads import workload
 from mkbench.platforms.launch_parameters import HeapLayout, Record, launch_parameters
 
-JITTER = 0.01
+JITTER = 0.002
 """Relative spread of simulated costs: what one seed differs by from another."""
 
 STATUSES = ("ok", "deadlock", "protocol_error", "time_limit")

@@ -1,14 +1,16 @@
 """A worker with a planted fault, run by mpiexec in place of `mkbench.dist.worker`.
 
-MKBENCH_TEST_FAULT is "kind:rank:phase": the rank fails on entering the phase. Kinds: kill, raise, exit, stall, stop, mpi_init.
-With MKBENCH_TEST_STAND_IN set the ranks only meet at barriers; otherwise they measure the job's points.
+MKBENCH_TEST_FAULT is "kind:rank:phase" or "kind:rank:phase:part of the point's key": the rank fails on
+entering the phase.
+Kinds: kill, raise, exit, stop, stall. MKBENCH_TEST_KERNELS is a folder of kernels to build from. With
+MKBENCH_TEST_STAND_IN set the ranks only meet at barriers; otherwise they measure the job's points.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +40,22 @@ def fail(kind: str) -> None:
 
 
 def plant(fault: str) -> None:
-    kind, rank, phase = fault.split(":")
+    kind, rank, phase, *rest = fault.split(":", maxsplit=3)
+    point = rest[0] if rest else ""
     enter = HeartbeatFile.enter
 
     def entering(self: HeartbeatFile, name: str, **details: Any) -> None:
         enter(self, name, **details)
-        if self.state.rank == int(rank) and name == phase:
+        if (self.state.rank, name) == (int(rank), phase) and point in (self.state.point or ""):
             fail(kind)
 
     HeartbeatFile.enter = entering  # type: ignore[method-assign]
+
+
+def build_from(kernels: str) -> None:
+    from mkbench.dist import execution
+
+    execution.build_library = partial(execution.build_library, sources=Path(kernels))
 
 
 def stand_in(world: Any, job: JobDirectory, beats: HeartbeatFile) -> None:
@@ -63,5 +72,6 @@ if __name__ == "__main__":
         worker.MPI_INIT_DEADLINE_S = float(deadline)
     if fault := os.environ.get("MKBENCH_TEST_FAULT"):
         plant(fault)
-    assert Path(sys.argv[1]).is_dir()
+    if kernels := os.environ.get("MKBENCH_TEST_KERNELS"):
+        build_from(kernels)
     worker.main(stand_in if "MKBENCH_TEST_STAND_IN" in os.environ else None)

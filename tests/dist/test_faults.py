@@ -1,4 +1,6 @@
-"""Real ranks under mpiexec that are killed, raise, leave or stall: the job ends, the culprit is named, nothing is left."""
+"""Real ranks under mpiexec that are killed, raise, leave or stall: the job ends, the culprit is named,
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,16 @@ def lines_of(job: JobDirectory, worker: str, ranks: int = 3) -> Iterator[str]:
     return follow(launched, job.heartbeats, ranks)
 
 
-def run_with(fault: str, job: JobDirectory, worker: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Exception]:
+def run_with(
+    fault: str, job: JobDirectory, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], Exception]:
     monkeypatch.setenv("MKBENCH_TEST_FAULT", fault)
     monkeypatch.setenv("MKBENCH_TEST_STAND_IN", "1")
     lines: list[str] = []
     started = monotonic()
     with pytest.raises((HangError, EnvironmentProblem)) as caught:
-        for line in lines_of(job, worker):
-            lines.append(line)
+        # Not a list comprehension: the lines before the failure are wanted.
+        lines.extend(lines_of(job, worker))
     assert monotonic() - started < PROMISE_S
     assert processes.marked(str(job.path)) == []
     # mpiexec adds its own report of the failure.
@@ -78,7 +82,11 @@ def test_a_fault_at_work_is_named(
 @pytest.mark.parametrize(
     ("fault", "kind", "said"),
     [
-        ("exit:1:start", EnvironmentProblem, "rank 1 on .* exited with code 0 before it had finished in phase 'start'"),
+        (
+            "exit:1:start",
+            EnvironmentProblem,
+            "rank 1 on .* exited with code 0 before it had finished in phase 'start'",
+        ),
         ("exit:0:mpi_init", EnvironmentProblem, "rank 0 on .* exited with code 0 .* in phase 'mpi_init'"),
         ("kill:1:mpi_init", HangError, "rank 1 on .* was killed by SIGKILL in phase 'mpi_init'"),
         ("raise:2:start", HangError, "rank 2 on .* failed with Boom: planted in phase 'start'"),

@@ -17,7 +17,10 @@ OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11\n"
 @pytest.mark.parametrize("version", [OPEN_MPI, OPEN_MPI_5])
 def test_open_mpi_must_be_told_that_it_may(version: str):
     assert recognise(Path("/m"), version, is_root=False).arguments == ("--oversubscribe",)
-    assert recognise(Path("/m"), version, is_root=True).arguments == ("--oversubscribe", "--allow-run-as-root")
+    assert recognise(Path("/m"), version, is_root=True).arguments == (
+        "--oversubscribe",
+        "--allow-run-as-root",
+    )
 
 
 def test_mpich_needs_nothing():
@@ -74,7 +77,10 @@ def test_a_broken_mpiexec_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
             {"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "8"},
             ForeignLauncher("PMIx", 1, 8),
         ),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}, ForeignLauncher("srun", 3, 4)),
+        (
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"},
+            ForeignLauncher("srun", 3, 4),
+        ),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
     ],
     ids=["none", "mpich", "mpich-alone", "open-mpi", "srun-pmix", "srun", "sbatch-script"],

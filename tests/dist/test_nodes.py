@@ -48,7 +48,9 @@ def test_round_robin_placement_is_refused_with_the_fix():
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_every_rank_is_on_one_node_and_rails_are_symmetric(machines: int, per_machine: int, size: int, random):
+def test_every_rank_is_on_one_node_and_rails_are_symmetric(
+    machines: int, per_machine: int, size: int, random
+):
     ranks = list(range(machines * per_machine * size))
     random.shuffle(ranks)
     share = per_machine * size

@@ -36,7 +36,7 @@ def mesh_of(keys: dict[int, bytes], timeout_s: float = PATIENCE_S) -> dict[int, 
 
 
 def test_every_pair_is_joined_by_one_connection():
-    meshes = mesh_of({rank: KEY for rank in (1, 3, 5, 7)})
+    meshes = mesh_of(dict.fromkeys((1, 3, 5, 7), KEY))
     for rank, mesh in meshes.items():
         assert sorted(mesh) == [peer for peer in (1, 3, 5, 7) if peer != rank]
         for peer, connection in mesh.items():

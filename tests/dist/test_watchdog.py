@@ -31,9 +31,7 @@ def observe(*moments: tuple[float, Snapshot], ranks: int = 3) -> Verdict | None:
     return watchdog.observe(*moments[-1])
 
 
-def snapshot(
-    beats: dict[int, Heartbeat], gone: Sequence[int] = (), exit_code: int | None = None
-) -> Snapshot:
+def snapshot(beats: dict[int, Heartbeat], gone: Sequence[int] = (), exit_code: int | None = None) -> Snapshot:
     return Snapshot(beats, frozenset(gone), exit_code)
 
 
@@ -77,7 +75,9 @@ def test_the_first_failure_is_named_and_not_its_victims():
 def test_a_lost_peer_is_a_consequence_even_when_it_is_noted_first():
     shot = snapshot(
         ranks(
-            failed("PeerLost", "rank 2 closed", at=1.0), LAUNCH, failed("ended", "was killed by SIGKILL", at=1.1)
+            failed("PeerLost", "rank 2 closed", at=1.0),
+            LAUNCH,
+            failed("ended", "was killed by SIGKILL", at=1.1),
         )
     )
     assert settled(shot).rank == 2
@@ -85,13 +85,17 @@ def test_a_lost_peer_is_a_consequence_even_when_it_is_noted_first():
 
 def test_evidence_is_collected_before_the_verdict():
     early = snapshot(ranks(failed("PeerLost", "rank 2 closed", at=1.0), LAUNCH, LAUNCH))
-    late = snapshot(ranks(failed("PeerLost", "rank 2 closed", at=1.0), LAUNCH, failed("ended", "died", at=1.1)))
+    late = snapshot(
+        ranks(failed("PeerLost", "rank 2 closed", at=1.0), LAUNCH, failed("ended", "died", at=1.1))
+    )
     verdict = observe((10.0, early), (10.0 + SETTLE_S / 2, late), (10.0 + SETTLE_S, late))
     assert verdict is not None
     assert verdict.rank == 2
 
 
-@pytest.mark.parametrize(("code", "kind"), [(2, UsageError), (3, EnvironmentProblem), (4, HangError), (1, HangError)])
+@pytest.mark.parametrize(
+    ("code", "kind"), [(2, UsageError), (3, EnvironmentProblem), (4, HangError), (1, HangError)]
+)
 def test_a_ranks_exit_code_decides_the_kind_of_error(code: int, kind: type):
     shot = snapshot(ranks(LAUNCH, failed("ValueError", "boom", at=1.0, code=code), LAUNCH))
     error = settled(shot).error()
@@ -148,7 +152,9 @@ def test_a_finished_rank_is_never_overdue():
 
 def test_a_rank_stuck_in_mpi_init_is_a_problem_of_the_environment():
     stuck = replace(LAUNCH, phase="mpi_init", point=None)
-    verdict = observe((10.0, snapshot(ranks(stuck, stuck, stuck))), (16.0, snapshot(ranks(stuck, stuck, stuck))))
+    verdict = observe(
+        (10.0, snapshot(ranks(stuck, stuck, stuck))), (16.0, snapshot(ranks(stuck, stuck, stuck)))
+    )
     assert verdict is not None
     assert type(verdict.error()) is EnvironmentProblem
 

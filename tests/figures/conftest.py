@@ -46,7 +46,7 @@ def record(
     median = latency if latency is not None else latency_us(size, comm_sms or 16)
     spread = 0.02 * median if n > 1 else 0.0
     latency_us_of = {"median": median, "ci_low": median - spread, "ci_high": median + spread, "n": n}
-    shape = {"m": size, "n": size, "k": max(size // 8, 1)}
+    shape = {"k": max(size // 8, 1), "m": size, "n": size}  # sorted, as records are
     who = f"c{comm_sms}" if policy == "static" else "auto"
     return {
         "schema": 1,
@@ -127,7 +127,9 @@ def run_dir(tmp_path: Path) -> Callable[..., Path]:
     def write(records: Iterable[Record], name: str = "run") -> Path:
         path = tmp_path / name
         path.mkdir()
-        (path / "records.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in records))
+        (path / "records.jsonl").write_text(
+            "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in records)
+        )
         (path / "plan.toml").write_text("")
         (path / "env.json").write_text("{}\n")
         return path

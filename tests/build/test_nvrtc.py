@@ -1,0 +1,275 @@
+"""The CUDA side without a GPU: it compiles, and the machine code keeps what the protocol needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from probes import Access, copy_kernels, probe, probe_gemm_ar
+
+from mkbench.build import nvrtc
+from mkbench.build.cache import Cache
+from mkbench.build.disassembly import resources, sass
+from mkbench.build.errors import BuildFailed
+from mkbench.build.nvrtc import compile_cubin
+from mkbench.core.errors import EnvironmentProblem
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
+
+LOOK_GPU: Access = ("load", "relaxed", "GPU")
+LOOK: Access = ("load", "relaxed", "SYS")
+ACQUIRE: Access = ("load", "acquire", "SYS")
+RELEASE: Access = ("store", "release", "SYS")
+RELEASE_GPU: Access = ("store", "release", "GPU")
+COUNT: Access = ("atomic", "acq_rel", "SYS")
+COUNT_GPU: Access = ("atomic", "acq_rel", "GPU")
+TICKET: Access = ("atomic", "relaxed", "GPU")
+SECOND_WORD: Access = ("store", "relaxed", "SYS")  # of a command, before the first is released
+
+# Every order and scope that kernels may name.
+PRIMITIVES: dict[str, tuple[str, set[Access]]] = {
+    "load_relaxed_gpu": (
+        "*next(p) = load<Order::relaxed, Scope::gpu>(block, word(p));",
+        {("load", "relaxed", "GPU")},
+    ),
+    "load_relaxed_system": (
+        "*next(p) = load<Order::relaxed, Scope::system>(block, word(p));",
+        {("load", "relaxed", "SYS")},
+    ),
+    "load_acquire_gpu": (
+        "*next(p) = load<Order::acquire, Scope::gpu>(block, word(p));",
+        {("load", "acquire", "GPU")},
+    ),
+    "load_acquire_system": (
+        "*next(p) = load<Order::acquire, Scope::system>(block, word(p));",
+        {("load", "acquire", "SYS")},
+    ),
+    "store_relaxed_gpu": (
+        "store<Order::relaxed, Scope::gpu>(block, word(p), 1);",
+        {("store", "relaxed", "GPU")},
+    ),
+    "store_relaxed_system": (
+        "store<Order::relaxed, Scope::system>(block, word(p), 1);",
+        {("store", "relaxed", "SYS")},
+    ),
+    "store_release_gpu": (
+        "store<Order::release, Scope::gpu>(block, word(p), 1);",
+        {("store", "release", "GPU")},
+    ),
+    "store_release_system": (
+        "store<Order::release, Scope::system>(block, word(p), 1);",
+        {("store", "release", "SYS")},
+    ),
+    "add_relaxed_gpu": (
+        "*next(p) = fetch_add<Order::relaxed, Scope::gpu>(block, word(p), 1);",
+        {("atomic", "relaxed", "GPU")},
+    ),
+    "swap_relaxed_gpu": (
+        "u64 seen = 1; compare_exchange<Order::relaxed, Scope::gpu>(block, word(p), seen, 2);",
+        {("atomic", "relaxed", "GPU")},
+    ),
+    "add_relaxed_system": (
+        "*next(p) = fetch_add<Order::relaxed, Scope::system>(block, word(p), 1);",
+        {("atomic", "relaxed", "SYS")},
+    ),
+    "swap_relaxed_system": (
+        "u64 seen = 1; compare_exchange<Order::relaxed, Scope::system>(block, word(p), seen, 2);",
+        {("atomic", "relaxed", "SYS")},
+    ),
+    "add_acq_rel_gpu": (
+        "*next(p) = fetch_add<Order::acq_rel, Scope::gpu>(block, word(p), 1);",
+        {("atomic", "acq_rel", "GPU")},
+    ),
+    "swap_acq_rel_gpu": (
+        "u64 seen = 1; compare_exchange<Order::acq_rel, Scope::gpu>(block, word(p), seen, 2);",
+        {("atomic", "acq_rel", "GPU")},
+    ),
+    "add_acq_rel_system": (
+        "*next(p) = fetch_add<Order::acq_rel, Scope::system>(block, word(p), 1);",
+        {("atomic", "acq_rel", "SYS")},
+    ),
+    "swap_acq_rel_system": (
+        "u64 seen = 1; compare_exchange<Order::acq_rel, Scope::system>(block, word(p), seen, 2);",
+        {("atomic", "acq_rel", "SYS")},
+    ),
+}
+
+# The device library's ways to order things, and all that each does to words that others see.
+LIBRARY: dict[str, tuple[str, set[Access]]] = {
+    "signals": ("signal<Scope::system>(block, {word(p), 0, 0}, 1);", {RELEASE}),
+    "signals_gpu": ("signal<Scope::gpu>(block, {word(p), 0, 0}, 1);", {RELEASE_GPU}),
+    "waits": ("wait_all<Scope::system>(block, {word(p), 0, 0, p.ranks}, 1);", {ACQUIRE}),
+    "looks": ("*next(p) = reached_all<Scope::system>(block, {word(p), 0, 0, p.ranks}, 1);", {ACQUIRE}),
+    "counts": ("*next(p) = completes<Scope::system>(block, word(p), 1, 2);", {LOOK, COUNT}),
+    "counts_gpu": ("*next(p) = completes<Scope::gpu>(block, word(p), 1, 2);", {LOOK_GPU, COUNT_GPU}),
+    "claims": ("*next(p) = claim(block, word(p), 1);", {LOOK_GPU, TICKET}),
+    "pushes": (
+        "CommandQueue{word(p), next(p), next(p), next(p), 1, 2}.push(block, {});",
+        {ACQUIRE, TICKET, SECOND_WORD, RELEASE},
+    ),
+}
+
+# Parts of gemm_ar.cu likewise: system scope for what other ranks and the proxy read or write, gpu scope for what
+# stays on the own GPU. Relaxed accesses at gpu scope, which claim and count, are left out.
+STATISTICS: set[Access] = {LOOK_GPU, TICKET, ("store", "relaxed", "GPU")}
+PARTS: dict[str, tuple[str, set[Access]]] = {
+    "compute_done": ("kernel.done(p.m);", {RELEASE}),
+    "local": ("kernel.local(p.m);", {ACQUIRE, RELEASE, RELEASE_GPU, LOOK, COUNT, COUNT_GPU, SECOND_WORD}),
+    "send": ("kernel.send(p.m);", {ACQUIRE, RELEASE, SECOND_WORD}),
+    "receive": ("kernel.receive(p.m);", {ACQUIRE, RELEASE, RELEASE_GPU, LOOK, COUNT, COUNT_GPU, SECOND_WORD}),
+    "say_finished": ("kernel.say_finished();", {RELEASE}),
+}
+
+# Each edit makes one signal, wait, count or command too weak:
+# (file, text, replacement, where the machine code shows it).
+WEAKENED = {
+    "ready-signal": (
+        "gemm_ar.cu",
+        "signal<Scope::system>(block, map.flags(map.owner(tile), ready",
+        "signal<Scope::gpu>(block, map.flags(map.owner(tile), ready",
+        "compute_done",
+    ),
+    "finished-signal": (
+        "gemm_ar.cu",
+        "signal<Scope::system>(block, map.flags(i, finished",
+        "signal<Scope::gpu>(block, map.flags(i, finished",
+        "say_finished",
+    ),
+    "ready-wait": (
+        "gemm_ar.cu",
+        "wait_all<Scope::system>(block, map.own(ready",
+        "wait_all<Scope::gpu>(block, map.own(ready",
+        "local",
+    ),
+    "arrived-wait": (
+        "gemm_ar.cu",
+        "if (!wait_all<Scope::system>(block, map.own(arrived",
+        "if (!wait_all<Scope::gpu>(block, map.own(arrived",
+        "receive",
+    ),
+    "broadcast-count": ("gemm_ar.cu", "completes<Scope::system>", "completes<Scope::gpu>", "receive"),
+    "signal-order": ("mk/flags.h", "store<Order::release, scope>", "store<Order::relaxed, scope>", "signals"),
+    "wait-order": (
+        "mk/flags.h",
+        "first_below<Order::acquire, scope>",
+        "first_below<Order::relaxed, scope>",
+        "waits",
+    ),
+    "count-order": (
+        "mk/flags.h",
+        "epoch_add<Order::acq_rel, scope>",
+        "epoch_add<Order::relaxed, scope>",
+        "counts",
+    ),
+    "command-scope": (
+        "mk/command_queue.h",
+        "store<Order::release, Scope::system>",
+        "store<Order::release, Scope::gpu>",
+        "pushes",
+    ),
+    "command-order": (
+        "mk/command_queue.h",
+        "store<Order::release, Scope::system>",
+        "store<Order::relaxed, Scope::system>",
+        "pushes",
+    ),
+    "tail-order": (
+        "mk/command_queue.h",
+        "load<Order::acquire, Scope::system>",
+        "load<Order::relaxed, Scope::system>",
+        "pushes",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return Cache(tmp_path_factory.mktemp("cache"))
+
+
+def differences(
+    expected: Mapping[str, tuple[str, set[Access]]], kernels: Path, arch: str, cache: Cache
+) -> dict[str, set[Access]]:
+    """Where the machine code does other things than expected, and which it does too much or not."""
+    bodies = {name: body for name, (body, _) in expected.items()}
+    if expected.keys() <= PARTS.keys():
+        seen = {
+            name: found - STATISTICS for name, found in probe_gemm_ar(bodies, kernels, arch, cache).items()
+        }
+    else:
+        seen = probe(bodies, kernels, arch, cache)
+    return {name: wrong for name, (_, accesses) in expected.items() if (wrong := seen[name] ^ accesses)}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_uses_tensor_cores_and_no_local_memory(arch: str, shared_cache: Cache) -> None:
+    cubin = compile_cubin("gemm_ar", arch, cache=shared_cache)
+    used = resources(cubin)["gemm_ar"]
+    assert (used.stack, used.local) == (0, 0)
+    assert used.registers <= 255
+    code = sass(cubin)["gemm_ar"]
+    opcodes = {match[0] for text in code if (match := re.search(r"[A-Z][A-Z0-9]{2,}(\.\w+)*", text))}
+    assert any(opcode.startswith("HMMA.16816.F32.BF16") for opcode in opcodes)
+    assert any(opcode.startswith("LDSM") for opcode in opcodes), "ldmatrix"
+    assert any(opcode.startswith("LDGSTS") for opcode in opcodes), "cp.async"
+    assert not [text for text in code if re.search(r"\b(LDL|STL)\b", text)]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_order_and_scope_becomes_its_instruction(
+    arch: str, tmp_path: Path, shared_cache: Cache
+) -> None:
+    assert differences({**PRIMITIVES, **LIBRARY}, copy_kernels(tmp_path, {}), arch, shared_cache) == {}
+
+
+def test_parts_use_the_scopes_of_the_protocol(tmp_path: Path, shared_cache: Cache) -> None:
+    assert differences(PARTS, copy_kernels(tmp_path, {}), "sm_90a", shared_cache) == {}
+
+
+@pytest.mark.parametrize("name", WEAKENED)
+def test_weaker_protocol_shows_in_the_machine_code(name: str, tmp_path: Path, shared_cache: Cache) -> None:
+    file, text, replacement, where = WEAKENED[name]
+    kernels = copy_kernels(tmp_path, {file: (text, replacement)})
+    expected = {where: {**LIBRARY, **PARTS}[where]}
+    assert differences(expected, kernels, "sm_90a", shared_cache).keys() == {where}
+
+
+def test_local_memory_is_noticed(tmp_path: Path, shared_cache: Cache) -> None:
+    body = "u64 kept[64]; for (i32 i = 0; i < p.ranks; ++i) kept[i] = *word(p); *word(p) = kept[p.rank];"
+    kernels = copy_kernels(tmp_path, {})
+    probe({"spills": body}, kernels, "sm_90a", shared_cache)
+    cubin = compile_cubin("probe", "sm_90a", sources=kernels, cache=shared_cache)
+    assert resources(cubin)["spills"].stack > 0
+    assert any("STL" in text for text in sass(cubin)["spills"])
+
+
+def test_compile_error_names_line_and_log(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "toy.cu").write_text('extern "C" __global__ void toy() { missing(); }\n')
+    with pytest.raises(BuildFailed, match=r"toy\.cu\(1\): error") as caught:
+        compile_cubin("toy", sources=tmp_path, cache=cache)
+    assert "missing" in caught.value.log_path.read_text()
+
+
+def test_defines_and_architecture_are_part_of_the_key(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "toy.cu").write_text('extern "C" __global__ void toy(int* p) { *p = MK_VALUE; }\n')
+
+    def built(arch: str, value: int) -> bytes:
+        return compile_cubin("toy", arch, defines={"MK_VALUE": value}, sources=tmp_path, cache=cache)
+
+    assert len({built("sm_80", 1), built("sm_80", 2), built("sm_90a", 1)}) == 3
+    assert built("sm_80", 1) == built("sm_80", 1)
+
+
+def test_missing_nvrtc_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda import pathfinder
+
+    def refuse(name: str) -> None:
+        raise pathfinder.DynamicLibNotFoundError(name)
+
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", refuse)
+    nvrtc.load_nvrtc.cache_clear()
+    with pytest.raises(EnvironmentProblem, match="NVRTC") as caught:
+        nvrtc.load_nvrtc()
+    assert "mkbench[cuda13]" in str(caught.value.hint)

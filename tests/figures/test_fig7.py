@@ -1,0 +1,105 @@
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from mkbench.core.errors import UsageError
+from mkbench.figures import fig7, style
+from mkbench.figures.frame import to_frame
+
+PAPER = 32768
+
+
+def prepared(records):
+    return fig7.prepare(to_frame(records))
+
+
+def drawn(records) -> Figure:
+    fig = Figure()
+    with style.applied(salt="test"):
+        fig7.draw(fig, prepared(records))
+        fig.canvas.draw()
+    return fig
+
+
+def words(fig):
+    return " | ".join(text.get_text() for text in fig.texts)
+
+
+def test_the_shape_of_the_paper_is_chosen(make):
+    tidy = prepared([make.adaptive(2048), make.adaptive(PAPER), make.adaptive(2 * PAPER)])
+    assert set(tidy["shape_label"]) == {"M=N=32K, K=4K"}
+    assert set(tidy["note"]) == {""}
+
+
+def test_every_sample_of_the_controller_is_a_row(make):
+    history = make.history(900.0, best=24, samples=50)
+    tidy = prepared([make.adaptive(PAPER, controller=history)])
+    for name in fig7.SERIES:
+        assert tidy[name].tolist() == history[name]
+
+
+def test_the_best_fixed_partition_is_that_of_the_same_shape(make):
+    static = [make.record(PAPER, c, latency=us) for c, us in ((8, 30.0), (16, 20.0), (32, 25.0))]
+    other = [make.record(2048, c, latency=us) for c, us in ((8, 1.0), (16, 2.0))]
+    assert set(prepared([*static, *other, make.adaptive(PAPER)])["best_comm_sms"]) == {16}
+
+
+def test_no_fixed_partition_no_line(make):
+    fig = drawn([make.adaptive(PAPER)])
+    assert not [line for line in fig.axes[0].get_lines() if line.get_linestyle() == "--"]
+
+
+def test_else_the_largest_is_taken_and_the_picture_says_so(make):
+    fig = drawn([make.adaptive(2048), make.adaptive(8192), make.adaptive(4096)])
+    assert "(a) GEMM + AllReduce, M=N=8K, K=1K" in words(fig)
+    assert "M=N=32K, K=4K is not among the records" in words(fig)
+
+
+def test_a_failed_one_is_a_red_mark_and_a_row(make):
+    records = [make.adaptive(8192), make.adaptive(PAPER, status="hang", message="rank 0 waits")]
+    tidy = prepared(records)
+    last = tidy.iloc[-1]
+    assert (last["status"], last["reason"], last["shape_label"]) == ("hang", "rank 0 waits", "M=N=32K, K=4K")
+    assert pd.isna(last["t_us"])
+    assert tidy["t_us"].isna().sum() == 1
+    fig = drawn(records)
+    assert "M=N=32K, K=4K: hang" in words(fig)
+    assert [line.get_color() for line in fig.axes[0].get_lines() if line.get_marker() == "x"] == [
+        style.FAILED
+    ]
+
+
+@pytest.mark.parametrize(("status", "said"), [(None, "there is none"), ("oom", "there are only 1 oom")])
+def test_nothing_to_draw_is_refused(make, status, said):
+    records = make.sweep(sizes=(2048,), comm_sms=(8, 16))[:-1]
+    if status:
+        records.append(make.adaptive(2048, status=status))
+    with pytest.raises(UsageError, match=said):
+        prepared(records)
+
+
+def test_lines(make):
+    static = [make.record(PAPER, c) for c in (8, 16, 32)]
+    upper, lower = drawn([*static, make.adaptive(PAPER)]).axes
+    assert [line.get_label() for line in upper.get_lines()] == [
+        "controller target", "blocks in that role", "best fixed: 16 SMs",
+    ]  # fmt: skip
+    assert upper.get_lines()[0].get_color() == style.OURS
+    assert [line.get_label() for line in lower.get_lines()] == ["compute", "communication"]
+
+
+@pytest.mark.parametrize(("last", "unit", "end"), [(800.0, "us", 800), (12_000.0, "ms", 12)])
+def test_time_is_in_the_unit_that_fits(make, last, unit, end):
+    lower = drawn([make.adaptive(PAPER, controller=make.history(last, best=16))]).axes[1]
+    assert lower.get_xlabel() == f"time since launch ({unit})"
+    assert lower.get_lines()[0].get_xdata()[-1] == pytest.approx(end)
+
+
+def test_text_stays_inside(make):
+    records = [make.adaptive(8192), make.record(8192, 16), make.adaptive(PAPER, status="hang")]
+    fig = drawn(records)
+    boxes = [axes.get_tightbbox() for axes in fig.axes] + [text.get_window_extent() for text in fig.texts]
+    assert all(
+        box.x0 >= 0 and box.y0 >= 0 and box.x1 <= fig.bbox.x1 and box.y1 <= fig.bbox.y1 for box in boxes
+    )
+    assert not fig.axes[0].get_tightbbox().overlaps(fig.axes[1].get_tightbbox())
