@@ -304,16 +304,19 @@ void gemm_ar(Block& block, const Params& p) {
   const Map map{p};
   const u32 tiles = u32(map.tiles()), own = u32(map.own_tiles());
   Controller controller{map.controller(), map.at<HistoryRow>(p.local_rank, p.history_offset), p.history_capacity, p.epoch,
-                        Policy(p.policy), p.blocks, p.comm_sms, {0, tiles, own, 0, p.nodes > 1 ? own : 0}};
+                        Policy(p.policy), p.blocks, p.comm_sms, {0, tiles, own, 0, p.nodes > 1 ? own : 0}, now_ns(block)};
   GemmAr kernel{block, p, map, controller,
                 {map.at<TraceEvent>(p.local_rank, p.trace_offset), p.trace_capacity},
                 {reinterpret_cast<u64*>(p.ring_slots), reinterpret_cast<u64*>(p.ring_tails), map.queue_heads(),
                  map.queue_full(), p.rings, p.ring_depth}};
+  const bool first = block.index == 0 && block.leader();
+  if (first) controller.record(block);
   run_roles(block, controller, [&](i32 limit) { return kernel.compute(limit); },
             [&](bool may_lend) { return kernel.communicate(may_lend); });
   if (block.index != 0 || aborted(block)) return;
   if (own == 0) kernel.say_finished();
   wait_all<Scope::system>(block, map.own(finished, 0), kernel.now_value());
+  if (first) controller.record(block);
 }
 
 inline i64 control_bytes(const Params& p) { return Map{p}.control_bytes(); }

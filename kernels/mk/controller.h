@@ -29,6 +29,8 @@ struct ControllerWords {
   u64 done[kRoles], cost[kRoles];  // by Role
   u64 computing, communicating;    // blocks on each side
   u64 switches;
+  u64 period;  // the last in which somebody updated the target
+  u64 rows;    // of the history
 };
 
 struct Controller {
@@ -40,22 +42,23 @@ struct Controller {
   i32 blocks;
   i32 initial;
   u32 total[kRoles];  // tasks of this rank, by Role
-  u64 next_update_ns = 0;
-  i32 rows = 0;
+  u64 start_ns;       // when this block entered the kernel
 
   bool releases() const { return policy == Policy::adaptive; }
 
+  // By the leader.
   i32 target(Block& block) const {
     if (policy == Policy::fixed) return initial;
-    u32 value = 0;
-    if (block.leader()) {
-      const u64 word = load<Order::relaxed, Scope::gpu>(block, &words->target);
-      value = word >> 32 == epoch ? u32(word) : u32(initial);
-    }
-    return i32(block.broadcast(value));
+    const u64 word = load<Order::relaxed, Scope::gpu>(block, &words->target);
+    return word >> 32 == epoch ? i32(u32(word)) : initial;
   }
 
-  Role assign(Block& block) const { return block.index < target(block) ? Role::local : Role::compute; }
+  // The side that the block belongs to now.
+  Role assign(Block& block) const {
+    i32 boundary = initial;
+    if (policy != Policy::fixed) boundary = block.broadcast(block.leader() ? target(block) : 0);
+    return block.index < boundary ? Role::local : Role::compute;
+  }
 
   void moved(Block& block, Role from, Role to) const {
     if (from != Role::none && to != Role::none) charge_role_switch(block);
@@ -66,11 +69,21 @@ struct Controller {
   }
 
   // One task of `role` took `ns`, waits not counted.
-  void finished(Block& block, Role role, u64 ns) {
+  void finished(Block& block, Role role, u64 ns) const {
     if (!block.leader()) return;
     count(block, &words->cost[u32(role)], u32(ns >> kCostShift));
     count(block, &words->done[u32(role)], 1);
-    if (block.index == blocks - 1) update(block);
+    update(block);
+  }
+
+  // One row of the history, by the leader.
+  void record(Block& block) const {
+    if (history_capacity == 0) return;
+    const u32 row = tally<Order::relaxed, Scope::gpu>(block, &words->rows, epoch, 1);
+    if (row >= u32(history_capacity)) return;
+    history[row] = {now_ns(block), u32(target(block)), read(block, &words->done[u32(Role::compute)]),
+                    read(block, &words->done[u32(Role::local)]) + read(block, &words->done[u32(Role::receive)]),
+                    read(block, &words->computing), read(block, &words->communicating), 1};
   }
 
  private:
@@ -102,22 +115,19 @@ struct Controller {
     return all == 0.0f ? initial : i32(float(blocks) * communication / all) + 1;
   }
 
-  void update(Block& block) {
-    const u64 now = now_ns(block);
-    if (now < next_update_ns) return;
-    next_update_ns = now + kUpdatePeriodNs;
+  // Once a period, by the block that is first to finish a task in it.
+  void update(Block& block) const {
+    if (policy == Policy::fixed) return;
+    const u64 period = flag_value(epoch, u32((now_ns(block) - start_ns) / kUpdatePeriodNs) + 1);
+    u64 last = load<Order::relaxed, Scope::gpu>(block, &words->period);
+    if (last >= period || !compare_exchange<Order::relaxed, Scope::gpu>(block, &words->period, last, period)) return;
     const u32 computed = read(block, &words->done[u32(Role::compute)]);
     const u32 reduced = read(block, &words->done[u32(Role::local)]);
     const u32 received = read(block, &words->done[u32(Role::receive)]);
-    i32 to = initial;
-    if (policy == Policy::adaptive) {
-      to = wanted(block, computed, reduced, received);
-      if (to > blocks - 1) to = blocks - 1;
-      store<Order::relaxed, Scope::gpu>(block, &words->target, flag_value(epoch, u32(to)));
-    }
-    if (rows < history_capacity)
-      history[rows++] = {now, u32(to), computed, reduced + received, read(block, &words->computing),
-                         read(block, &words->communicating), 1};
+    i32 to = wanted(block, computed, reduced, received);
+    if (to > blocks - 1) to = blocks - 1;
+    store<Order::relaxed, Scope::gpu>(block, &words->target, flag_value(epoch, u32(to)));
+    record(block);
   }
 };
 

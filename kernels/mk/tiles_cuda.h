@@ -123,19 +123,31 @@ struct StageLoader {
     return u32(max(0, min(elements, 8))) * u32(sizeof(bf16));
   }
 
-  // Starts the copies of the next stage. What lies outside of the matrices is not read and arrives as zero.
-  __device__ __forceinline__ void next(u32 stage) {
+  // Starts one part of the copies of the next stage; there is one for each k16 step, so that they spread over the
+  // products. What lies outside of the matrices is not read and arrives as zero.
+  __device__ __forceinline__ void copy_part(u32 stage, i32 part) {
+    constexpr i32 kPerPartA = kTileM / kRowsApartA / kStepsPerStage, kPerPartB = kStepK / kRowsApartB / kStepsPerStage;
     const u32 bytes_a = piece_bytes(k_left_a);
-    const bf16* from = a;
 #pragma unroll
-    for (i32 i = 0; i < kTileM / kRowsApartA; ++i, from += kRowsApartA * lda)
-      copy_piece(stage + to_a + u32(i * kRowsApartA) * kRowBytesA, from, i * kRowsApartA < rows_left ? bytes_a : 0);
-    a += kStepK;
+    for (i32 n = 0; n < kPerPartA; ++n) {
+      const i32 i = part * kPerPartA + n;
+      copy_piece(stage + to_a + u32(i * kRowsApartA) * kRowBytesA, a + i * kRowsApartA * lda,
+                 i * kRowsApartA < rows_left ? bytes_a : 0);
+    }
 #pragma unroll
-    for (i32 i = 0; i < kStepK / kRowsApartB; ++i, b += kRowsApartB * ldb)
+    for (i32 n = 0; n < kPerPartB; ++n, b += kRowsApartB * ldb) {
+      const i32 i = part * kPerPartB + n;
       copy_piece(stage + to_b + u32(i * kRowsApartB) * kRowBytesB, b, i * kRowsApartB < k_left_b ? bytes_b : 0);
-    k_left_a -= kStepK;
-    k_left_b -= kStepK;
+    }
+    if (part == kStepsPerStage - 1) {
+      a += kStepK;
+      k_left_a -= kStepK;
+      k_left_b -= kStepK;
+    }
+  }
+  __device__ __forceinline__ void copy(u32 stage) {
+#pragma unroll
+    for (i32 part = 0; part < kStepsPerStage; ++part) copy_part(stage, part);
   }
 };
 
@@ -199,7 +211,7 @@ __device__ __forceinline__ void gemm_tile(Block& block, const GemmOperands& op) 
   // Groups of copies are counted, not stages: an empty group stands for a stage past the end.
 #pragma unroll
   for (i32 i = 0; i < kStages - 1; ++i) {
-    if (i < steps) loader.next(ring + u32(i) * kStageBytes);
+    if (i < steps) loader.copy(ring + u32(i) * kStageBytes);
     commit_copies();
   }
   u32 reading = ring, filling = ring + (kStages - 1) * kStageBytes;
@@ -213,8 +225,7 @@ __device__ __forceinline__ void gemm_tile(Block& block, const GemmOperands& op) 
   for (i32 step = 0; step < steps; ++step) {
     u32 next_reading = reading + kStageBytes;
     if (next_reading == ring_end) next_reading = ring;
-    if (step + kStages - 1 < steps) loader.next(filling);
-    commit_copies();
+    const bool fills = step + kStages - 1 < steps;
 #pragma unroll
     for (i32 k = 0; k < kStepsPerStage; ++k) {
       const bool last_k = k == kStepsPerStage - 1;
@@ -223,6 +234,10 @@ __device__ __forceinline__ void gemm_tile(Block& block, const GemmOperands& op) 
 #pragma unroll
       for (i32 j = 0; j < kFragmentsN; ++j) {
         const bool last_j = j == kFragmentsN - 1;
+        if (j == 1) {
+          if (fills) loader.copy_part(filling, k);
+          if (last_k) commit_copies();
+        }
         if (last_j && last_k) {
           wait_copies<kStages - 2>();
           block.sync();

@@ -16,8 +16,8 @@ void post_to_wire(Simulation& simulation, Rank& from, i32 node, WirePut put) {
   put.source_rank = from.index;
   put.first_half = take_first_half(from.heap + put.source_offset, to.heap + put.destination_offset,
                                    simulation.payload ? put.bytes : 0);
-  ordered_before(&to.network);
   to.network.wire.push_back(std::move(put));
+  ordered_before(&to.network.wire.back());
   if (to.network.wire.size() == 1) simulation.scheduler().wake(to.network.idle, to.network.wire.front().due);
 }
 
@@ -29,7 +29,7 @@ void run_network(void* argument) {
     while (!task.wire.empty()) {
       if (task.time < task.wire.front().due) task.time = task.wire.front().due;
       simulation.scheduler().arrive();
-      ordered_after(&task);
+      ordered_after(&task.wire.front());
       const WirePut put = std::move(task.wire.front());
       task.wire.pop_front();
       const Rank& from = simulation.rank(put.source_rank);

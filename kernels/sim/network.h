@@ -1,6 +1,6 @@
 // The simulated network: the host proxy of each rank as a fiber over transport_sim.h, and what is on the wire.
 #pragma once
-#include <deque>
+#include <list>
 #include <memory>
 
 #include "links.h"
@@ -21,7 +21,7 @@ struct WirePut {
 struct NetworkTask : Task {
   Simulation* simulation = nullptr;
   Rank* rank = nullptr;
-  std::deque<WirePut> wire;
+  std::list<WirePut> wire;  // a node a put: ThreadSanitizer would take a container that moves what it holds for a race
   Waiters idle;
 };
 

@@ -83,6 +83,9 @@ void Simulation::prepare(Rank& rank, const u8* params, size_t params_bytes) {
   launch.ring_tails = reinterpret_cast<u64>(rank.ring_tails.data());
   launch.abort_record = reinterpret_cast<u64>(&rank.abort);
   rank.words.resize((config_.control_end - launch.control_offset) / sizeof(u64));
+  // All that the fibers fill is allocated here: they are not ordered, so one must not free what another allocated.
+  rank.begins.reserve(size_t(config_.launches) + 1);
+  rank.ends.reserve(size_t(config_.launches));
   rank.begins.push_back(0);
   for (i32 b = 0; b < launch.blocks; ++b) {
     BlockTask& task = *rank.blocks.emplace_back(std::make_unique<BlockTask>());

@@ -49,6 +49,5 @@ def _give_up(beats: HeartbeatFile) -> None:
         file=sys.stderr,
         flush=True,
     )
-    # Not sys.exit: the main thread cannot be interrupted. A rank that leaves without MPI_Finalize ends the
-    # job.
+    # Not sys.exit: the main thread cannot be interrupted. To leave without MPI_Finalize ends the whole job.
     os._exit(HangError.exit_code)

@@ -1,9 +1,7 @@
 """Heartbeats: one small file per rank that says what the rank is doing, and how it ended.
 
-mpiexec kills the survivors before they can speak, so the parent learns from these files which rank failed
-and where.
-A file is replaced by an atomic rename at each change of phase: a reader sees the old state or the new one,
-never a mix.
+mpiexec kills the survivors before they can speak, so the parent learns from these files which rank failed and
+where. Each change of phase replaces the file by an atomic rename: a reader sees the old state or the new one.
 """
 
 from __future__ import annotations
@@ -27,13 +25,12 @@ class Failure:
     message: str
     exit_code: int
     at: float
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """State of one rank. `sequence` counts phase changes: the rank with the smallest is the furthest
-    behind.
-    """
+    """State of one rank. `sequence` counts its phases: the rank with the smallest is the furthest behind."""
 
     rank: int
     host: str
@@ -69,9 +66,11 @@ class HeartbeatFile:
         )
         self._write()
 
-    def fail(self, type_name: str, message: str, exit_code: int) -> None:
+    def fail(self, error: BaseException, exit_code: int) -> None:
         """The rank ends here. The phase stays: it says where."""
-        self.state = replace(self.state, error=Failure(type_name, message, exit_code, time.monotonic()))
+        hint = getattr(error, "hint", None)
+        failure = Failure(type(error).__name__, str(error), exit_code, time.monotonic(), hint)
+        self.state = replace(self.state, error=failure)
         self._write()
 
     def _write(self) -> None:

@@ -40,13 +40,6 @@ class JobDirectory:
     def read_points(self) -> list[Point]:
         return [Point.from_json(point) for point in json.loads(self._points.read_text())]
 
-    def stderr_tail(self, lines: int = 5) -> str:
-        """The last lines that mpiexec and the workers wrote to stderr, for an error message."""
-        if not self.stderr.exists():
-            return ""
-        text = self.stderr.read_text(errors="replace").strip()
-        return "\n".join(text.splitlines()[-lines:])
-
 
 @contextmanager
 def job_directory() -> Iterator[JobDirectory]:

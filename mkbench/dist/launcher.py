@@ -1,6 +1,4 @@
-"""Starting ranks: finds mpiexec, knows what each MPI needs, and recognises a launcher that started us
-already.
-"""
+"""Starting ranks: which mpiexec, what each MPI needs, and whether a launcher has started us already."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mkbench.build.errors import first_error
 from mkbench.core.errors import EnvironmentProblem
 from mkbench.dist import processes
 
@@ -21,8 +20,8 @@ DEFAULT_WORKER = "mkbench.dist.worker"
 #: Set by every launcher of ranks; a nested mpiexec must not inherit them.
 _LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PMI2_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "PRTE_")
 #: (launcher, variable with the rank, variable with the number of ranks), the most specific first.
-#: Slurm sets SLURM_NTASKS in a batch script too, where nobody has started ranks yet; the step variable only
-#: in `srun`.
+#: Slurm sets SLURM_NTASKS in a batch script too, where nobody has started ranks yet; the variable of the step
+#: is set by `srun` alone.
 _FOREIGN = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("mpiexec", "PMI_RANK", "PMI_SIZE"),
@@ -127,6 +126,7 @@ class Launched:
         self._selector.register(self._stdout, selectors.EVENT_READ)
         self._partial = b""
         self._job = job
+        self._stderr = stderr
 
     @property
     def pid(self) -> int:
@@ -135,6 +135,11 @@ class Launched:
     def exit_code(self) -> int | None:
         """mpiexec's exit code once it has ended, negative for a signal."""
         return self._process.poll()
+
+    def last_words(self) -> str:
+        """The line on stderr, of mpiexec or a rank, that says best what failed; empty if there is none."""
+        text = self._stderr.read_text(errors="replace").strip()
+        return first_error(text) if text else ""
 
     def lines(self, timeout_s: float) -> Iterator[str]:
         """Complete lines of stdout; waits at most `timeout_s` seconds for the first."""

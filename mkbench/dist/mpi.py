@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 def start_mpi(launcher: ForeignLauncher | None, deadline_s: float) -> Intracomm:
     """Start MPI and return the communicator of all ranks.
 
-    A rank that is stuck in MPI_Init runs no Python code, so SIGALRM ends the process after `deadline_s`
-    seconds.
-    Raises EnvironmentProblem if MPI cannot be loaded or disagrees with the launcher about the number of
-    ranks.
+    A rank that is stuck in MPI_Init runs no Python code, so SIGALRM ends the process after `deadline_s` s.
+    Raises EnvironmentProblem if MPI cannot be loaded, or sees another number of ranks than the launcher.
     """
     previous = signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, deadline_s)

@@ -56,9 +56,7 @@ def subdivide(machines: Sequence[Sequence[int]], ranks_per_node: int) -> Topolog
 
 
 def require_block_order(topology: Topology) -> None:
-    """Kernels number ranks node by node: node n holds the ranks n*G to n*G + G-1. Raises UsageError
-    otherwise.
-    """
+    """Raise UsageError unless node n holds the ranks n*G to n*G + G-1, as kernels number them."""
     flat = [rank for ranks in topology.nodes for rank in ranks]
     if flat != list(range(len(flat))):
         raise UsageError(

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """A rank among the others. `machine_ranks` are the world ranks that share memory with it, in machine
-    order.
+    """A rank among the others. `machine_ranks` are the world ranks that share its memory, in machine order.
 
     Collective to create and to free. Raises UsageError if the ranks do not make nodes of `ranks_per_node`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mkbench.core.bf16 import to_bf16
-from mkbench.core.errors import HangError, UsageError
+from mkbench.core.errors import UsageError
 from mkbench.core.measurement import Check
 from mkbench.core.point import Point
 from mkbench.core.workloads import workload
@@ -20,14 +21,13 @@ from mkbench.dist.heartbeat import HeartbeatFile
 from mkbench.dist.library import KernelLibrary, Launch
 from mkbench.dist.place import Place
 from mkbench.dist.proxy import Proxy, Rings, Traffic
-from mkbench.dist.symmetric import SymmetricHeap
+from mkbench.dist.symmetric import ALIGNMENT, SymmetricHeap, round_up
 from mkbench.platforms.launch_parameters import launch_parameters
 
 #: At least so long may a phase take that loads, connects or computes outside of the kernel.
 _SETUP_S = 30.0
 #: The kernel's own deadline comes first, since its report says more than a heartbeat that stands still; and
-#: once one
-#: rank has given up, the others follow within this time.
+#: once one rank has given up, the others follow within this time.
 _GRACE_S = 5.0
 
 
@@ -40,9 +40,7 @@ class Round:
 
     @property
     def slowest_us(self) -> float:
-        """The time of the rank that took longest. A rank's time includes waiting for those that started
-        later.
-        """
+        """The time of the rank that took longest; it includes waiting for ranks that started later."""
         return max(launch.end_ns - launch.start_ns for launch in self.launches) / 1e3
 
     @property
@@ -58,11 +56,9 @@ class Round:
     def why(self, library: KernelLibrary) -> str:
         """Why it was given up. A proxy that failed is the cause of waits that passed their deadline."""
         failed = next((f"rank {r}: {error}" for r, error in enumerate(self.proxy_errors) if error), None)
-        record = abort.culprit([launch.abort for launch in self.launches])
-        waits = (
-            abort.describe(record, library.roles, library.layout.flags) if record is not None else "no wait"
-        )
-        return f"{failed}; {waits}" if failed else waits
+        gave_up = abort.culprit([launch.abort for launch in self.launches])
+        waits = abort.describe(*gave_up, library.roles, library.layout.flags) if gave_up else None
+        return "; ".join(filter(None, (failed, waits)))
 
 
 class PointRun:
@@ -72,10 +68,12 @@ class PointRun:
         self._place, self.point, self._beats, self.library = place, point, beats, library
         self._enter("connect", self._setup_s)
         self._params, self._layout = launch_parameters(library.handle, library.layout, point, place.rank)
-        self._heap = SymmetricHeap(place.machine, place.machine_ranks, self._layout.bytes)
-        self._abort_record = library.layout.new("AbortRecord")
+        # In shared memory, behind what proxies may write: ranks of one machine tell each other to give up.
+        self._abort_offset = round_up(self._layout.bytes, ALIGNMENT)
+        size = self._abort_offset + library.layout.dtype("AbortRecord").itemsize
+        self._heap = SymmetricHeap(place.machine, place.machine_ranks, size)
         self._params["heap"][: len(place.node_ranks)] = self._heap.addresses(place.node_ranks)
-        self._params["abort_record"] = self._abort_record.ctypes.data
+        self._params["abort_record"] = self._heap.address(place.rank) + self._abort_offset
         self._params["epoch"] = 0
         self._proxy = self._start_proxy(Rings(self._params))
         self._enter("inputs", self._setup_s)
@@ -98,6 +96,8 @@ class PointRun:
         self._place.world.Barrier()
         self._enter(f"launch {index}", patience)
         launch = self.library.run(prepared)
+        if launch.abort is not None:
+            self._tell_to_give_up()
         self._enter(f"gather {index}", patience if launch.abort is None else _GRACE_S)
         gathered = self._place.world.allgather((launch, self._proxy.error() if self._proxy else None))
         return Round([launch for launch, _ in gathered], [error for _, error in gathered])
@@ -124,15 +124,25 @@ class PointRun:
     def close(self, *, drain: bool) -> Traffic:
         """Stop proxies, free the memory; returns what all proxies together moved in all launches."""
         self._enter("report", self.point.deadline_s + _GRACE_S)
-        drained = self._proxy is None or not drain or self._proxy.drain(self.point.deadline_s)
-        if not drained and self._proxy is not None:
-            raise HangError(f"the proxy still has commands to send: {self._proxy.error() or 'no progress'}")
+        if drain and self._proxy is not None:
+            self._proxy.drain(self.point.deadline_s)
         # Nobody stops before all have sent what others still count on.
         self._place.world.Barrier()
         mine = self._proxy.stop() if self._proxy else Traffic(0, 0)
         traffic = self._place.world.allgather(mine)
         self._heap.free()
         return Traffic(sum(t.bytes for t in traffic), sum(t.commands for t in traffic))
+
+    def _tell_to_give_up(self) -> None:
+        """Have the ranks of this machine leave too, instead of each at the end of its own deadline."""
+        fields = self.library.layout.dtype("AbortRecord").fields
+        assert fields is not None
+        for rank in self._place.machine_ranks:
+            address = self._heap.address(rank) + self._abort_offset + fields["set"][1]
+            told = ctypes.c_uint32.from_address(address)
+            # Not atomic: a rank that gives up at this moment may lose its report, but leaves anyway.
+            if told.value == 0:
+                told.value = abort.ELSEWHERE
 
     @property
     def _setup_s(self) -> float:
@@ -160,6 +170,7 @@ class PointRun:
             self._heap,
             self._params,
             rings,
+            heap_bytes=self._layout.bytes,
             flag_words=self._layout.control_bytes // 8,
             transport=self.point.transport,
             connect_timeout_s=_SETUP_S,

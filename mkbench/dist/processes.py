@@ -1,6 +1,4 @@
-"""Processes of a job on this machine, found by the job directory on their command line, and how to end
-them.
-"""
+"""Processes of a job on this machine: found by an argument that only they have, and ended."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ def marked(marker: str) -> list[int]:
 
 
 def end_marked(marker: str, timeout_s: float) -> list[int]:
-    """Kill every process marked with `marker`; returns those that were still there after `timeout_s`
-    seconds.
-    """
+    """Kill every process that `marked` finds; returns those still there after `timeout_s` seconds."""
     deadline = monotonic() + timeout_s
     while left := marked(marker):
         for pid in left:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from socket import socket
 
-from mkbench.core.errors import EnvironmentProblem
+from mkbench.core.errors import EnvironmentProblem, HangError
 from mkbench.dist.library import KernelLibrary, Record, address_of, aligned_words
 from mkbench.dist.place import Place
 from mkbench.dist.sockets import connect_rail_peers
@@ -20,6 +20,10 @@ class Traffic:
 
     bytes: int
     commands: int
+
+
+class PeerLost(HangError):
+    """The proxy of this rank failed because a rail peer did."""
 
 
 class Rings:
@@ -46,6 +50,7 @@ class Proxy:
         params: Record,
         rings: Rings,
         *,
+        heap_bytes: int,
         flag_words: int,
         transport: str,
         connect_timeout_s: float,
@@ -60,7 +65,7 @@ class Proxy:
         config = library.layout.new(
             "ProxyConfig",
             heap=heap.address(place.rank),
-            heap_bytes=heap.size,
+            heap_bytes=heap_bytes,
             control_offset=int(params["control_offset"]),
             flag_words=flag_words,
             ring_slots=rings.slots.ctypes.data,
@@ -94,9 +99,10 @@ class Proxy:
         """Why the proxy failed, or None: which peer, which command, what happened."""
         return self._text(self._proxy)
 
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until all commands have left this end; False if it failed or took longer."""
-        return bool(self._drain(self._proxy, int(timeout_s * 1e9)) == 0)
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all commands have left this end. Raises PeerLost if it failed or took longer."""
+        if self._drain(self._proxy, int(timeout_s * 1e9)) != 0:
+            raise PeerLost(f"commands are left to send: {self.error() or 'no progress'}")
 
     def stop(self) -> Traffic:
         """End the thread and close the connections."""

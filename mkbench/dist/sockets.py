@@ -34,6 +34,10 @@ _UNREACHABLE = "see that no firewall separates the ranks' hosts, or use --transp
 Address = tuple[str, int]
 
 
+class PeerUnreachable(EnvironmentProblem):
+    """A rail peer cannot be connected, or has failed before it was."""
+
+
 class HandshakeRefused(Exception):
     """The other side did not prove that it belongs to this run."""
 
@@ -102,7 +106,7 @@ def build_mesh(
 ) -> dict[int, socket.socket]:
     """Connect to every peer in `addresses`: to the higher ranks actively, the lower ones are waited for.
 
-    Returns one blocking TCP_NODELAY socket per peer. Raises EnvironmentProblem, with the peer's rank and
+    Returns one blocking TCP_NODELAY socket per peer. Raises PeerUnreachable, with the peer's rank and
     address, if not all are there in `timeout_s` seconds.
     """
     deadline = monotonic() + timeout_s
@@ -146,8 +150,7 @@ def own_address() -> str:
         address = "127.0.0.1"
     if not address.startswith("127."):
         return address
-    # Debian maps the host name to 127.0.1.1. Connecting a datagram socket sends nothing; it only picks the
-    # route.
+    # Debian maps the host name to 127.0.1.1. To connect a datagram socket sends nothing, it picks the route.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -162,7 +165,7 @@ def _connect(member: Member, address: Address, peer: int, deadline: float) -> so
     try:
         return member.connect(address, peer, deadline)
     except (OSError, HandshakeRefused) as error:
-        raise EnvironmentProblem(
+        raise PeerUnreachable(
             f"rank {member.rank} cannot connect to rank {peer} at {address[0]}:{address[1]}: {error}",
             _UNREACHABLE,
         ) from error
@@ -181,7 +184,7 @@ def _accept(
             connection, _ = listener.accept()
         except TimeoutError as error:
             peer = awaited[0]
-            raise EnvironmentProblem(
+            raise PeerUnreachable(
                 f"rank {peer} at {addresses[peer][0]} did not connect to rank {member.rank} in time",
                 _UNREACHABLE,
             ) from error

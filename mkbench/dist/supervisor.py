@@ -1,8 +1,7 @@
 """A thin parent around each rank's process that notes how it ended.
 
-mpiexec kills the other ranks as soon as one is gone, and which one was first is then lost. The supervisor
-is the only
-one who knows for certain: it writes the ending into the rank's heartbeat before mpiexec can notice it.
+mpiexec kills the other ranks as soon as one is gone, and which one was first is then lost. The supervisor is
+the only one who knows: it writes the ending into the rank's heartbeat before mpiexec can notice it.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from mkbench.dist.processes import die_with_parent
 
 
 def supervise(rank: int, heartbeats: Path, run: Callable[[], None]) -> NoReturn:
-    """Run `run` as this rank in a forked process and end with its exit code, which is never 0 unless the
-    rank finished.
-    """
+    """Run `run` as this rank in a forked process and exit: with 0 only if the rank finished."""
     die_with_parent()
     child = os.fork()
     if child == 0:
@@ -48,4 +45,4 @@ def describe_ending(code: int, beat: heartbeat.Heartbeat | None) -> tuple[str | 
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}", HangError.exit_code
     kind = EnvironmentProblem if before_mpi else HangError
-    return f"exited with code {code} before it had finished", code or kind.exit_code
+    return f"exited with code {code} before it had finished", kind.exit_code

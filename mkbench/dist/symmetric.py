@@ -21,8 +21,7 @@ ALIGNMENT = 128
 
 
 class SymmetricHeap:
-    """One rank's heap of `size` bytes and the addresses at which it sees the heaps of the other ranks of
-    its machine.
+    """One rank's heap of `size` bytes, and where it sees the heaps of the other ranks of its machine.
 
     Collective over `machine`, the communicator of the ranks that share memory, to create and to free.
     Only the ranks of the own node may be given to a kernel; the others are there for the transport `shm`.
@@ -40,8 +39,7 @@ class SymmetricHeap:
                 "make /dev/shm larger (in a container: --shm-size), or choose a smaller size",
             ) from error
         bases = [int(self._window.Shared_query(index)[0].address) for index in range(machine.size)]
-        # MPI promises no alignment (a lone rank gets heap memory). Each owner says where its heap begins in
-        # its segment.
+        # MPI promises no alignment (a lone rank gets malloc's): each owner says where its heap begins.
         shifts: list[int] = machine.allgather(-bases[machine.rank] % ALIGNMENT)
         starts = [base + shift for base, shift in zip(bases, shifts, strict=True)]
         if any(start % ALIGNMENT for start in starts):

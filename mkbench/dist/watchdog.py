@@ -1,8 +1,7 @@
-"""The watchdog: decides from heartbeats whether a job goes on, has ended well, or has failed, and then who
-is to blame.
+"""The watchdog decides from heartbeats whether a job goes on, has ended, or has failed, and who is to blame.
 
 `Watchdog.observe` is pure: snapshots and a clock go in, a verdict comes out. `take_snapshot` looks at the
-machine.
+machine, and `follow` is the loop around both.
 """
 
 from __future__ import annotations
@@ -19,18 +18,17 @@ from mkbench.dist.heartbeat import Failure, Heartbeat
 from mkbench.dist.launcher import Launched
 from mkbench.dist.processes import is_running
 
-#: How long the watchdog collects evidence after the first sign of a failure: mpiexec kills the survivors
-#: meanwhile,
-#: and a rank that lost its peer may report first.
+#: How long the watchdog collects evidence after the first sign of a failure: a rank that lost its peer may be
+#: quicker to say so than the supervisor of that peer.
 SETTLE_S = 0.5
 #: A rank must write its first heartbeat this soon after the launch.
 START_DEADLINE_S = 60.0
 #: How often the parent looks.
 PERIOD_S = 0.05
-#: Errors that another rank's failure causes. They are named only if there is nothing better to name.
-CONSEQUENCES = frozenset({"PeerLost"})
-#: The classes that keep their exit code when a rank's error becomes the parent's. Everything else is a lost
-#: rank.
+#: Errors that another rank's failure causes ("Exception" is what mpi4py raises). They are named only if there
+#: is nothing better to name.
+CONSEQUENCES = frozenset({"PeerLost", "PeerUnreachable", "Exception"})
+#: Classes that keep their exit code when a rank's error becomes the parent's. All else is a lost rank.
 _BY_EXIT_CODE: dict[int, type[MkbenchError]] = {
     kind.exit_code: kind for kind in (UsageError, EnvironmentProblem)
 }
@@ -38,13 +36,14 @@ _BY_EXIT_CODE: dict[int, type[MkbenchError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What can be seen of a job at one moment. `gone`: ranks whose process has ended. `exit_code`: of
-    mpiexec, if it has.
-    """
+    """What can be seen of a job at one moment."""
 
     beats: Mapping[int, Heartbeat]
+    """By rank."""
     gone: frozenset[int]
+    """Ranks whose process has ended."""
     exit_code: int | None
+    """That of mpiexec, once it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,13 @@ class Verdict:
     beat: Heartbeat | None = None
     seen_s: float = 0.0
 
-    def error(self) -> MkbenchError:
-        """The exception that the parent raises."""
-        return _BY_EXIT_CODE.get(self.exit_code, HangError)(self._message(), self.hint)
+    def error(self, last_words: str = "") -> MkbenchError:
+        """The exception that the parent raises. `last_words`: what mpiexec said, for when no rank spoke."""
+        return _BY_EXIT_CODE.get(self.exit_code, HangError)(self._message(last_words), self.hint)
 
-    def _message(self) -> str:
+    def _message(self, last_words: str) -> str:
         if self.beat is None:
-            return self.what
+            return f"{self.what}: {last_words}" if last_words else self.what
         where = f"in phase '{self.beat.phase}'"
         if self.beat.point is not None:
             where += f" of {self.beat.point}"
@@ -75,9 +74,7 @@ class Verdict:
 
 
 class Watchdog:
-    """Feeds on snapshots; `observe` returns a verdict once the job has failed, else None. Times are seconds
-    of one clock.
-    """
+    """Feeds on snapshots. All times are seconds of one clock."""
 
     def __init__(self, ranks: int, started: float) -> None:
         self._ranks = ranks
@@ -87,6 +84,7 @@ class Watchdog:
         self._first_sign: float | None = None
 
     def observe(self, now: float, snapshot: Snapshot) -> Verdict | None:
+        """Return a verdict once the job has failed, else None."""
         for rank, beat in snapshot.beats.items():
             if rank not in self._changed or self._changed[rank][0] != beat.sequence:
                 self._changed[rank] = (beat.sequence, now)
@@ -122,7 +120,7 @@ class Watchdog:
         if failed and failed[0].error is not None:
             beat, error = failed[0], failed[0].error
             said = error.message if error.type == "ended" else f"failed with {error.type}: {error.message}"
-            return self._about(beat, now, said, _hint(beat, error), error.exit_code)
+            return self._about(beat, now, said, error.hint or _hint(beat, error), error.exit_code)
         # mpiexec names no rank and kills the rest: of the ranks that vanished, the one furthest behind is
         # the best guess.
         candidates = [snapshot.beats[rank] for rank in vanished]
@@ -200,7 +198,7 @@ def follow(job: Launched, heartbeats: Path, ranks: int) -> Iterator[str]:
             verdict = watchdog.observe(monotonic(), snapshot)
             if verdict is not None:
                 yield from job.lines(timeout_s=0.0)
-                raise verdict.error()
+                raise verdict.error(job.last_words())
             if watchdog.is_over(snapshot):
                 yield from job.lines(timeout_s=0.0)
                 return

@@ -52,7 +52,7 @@ def run_rank(rank: int, job: JobDirectory, work: Work) -> None:
         beats.enter(FINISHED, deadline_s=0.0)
     except BaseException as error:
         code = error.exit_code if isinstance(error, MkbenchError) else HangError.exit_code
-        beats.fail(type(error).__name__, str(error), code)
+        beats.fail(error, code)
         traceback.print_exc()
         mpi.abort(code)
 

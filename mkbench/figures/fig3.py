@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "kernel", "series", "policy", "comm_sms", "status", "reason", "relative", "relative_low", "relative_high",
-    "is_best", "latency_us", "ci_low_us", "ci_high_us", "n", "best_comm_sms", "best_latency_us",
+    "is_best", "latency_us", "ci_low_us", "ci_high_us", "n", "best_comm_sms", "lowest_latency_us",
     "lower_bound_us", "verified", "blocks", "shape_label", *MACHINE, "simulated", "key",
 )  # fmt: skip
 
@@ -33,10 +33,10 @@ CELL_WIDTH = {1: 5.6, 2: 4.3, 3: 4.0}
 def prepare(df: pd.DataFrame) -> pd.DataFrame:
     """One row for each point of the picture, failed points included.
 
-    ``relative`` is the median latency over that of the best fixed partition of the same kernel and shape,
-    which ``is_best`` marks: of those that tie for the lowest median, the one with the fewest communication
-    SMs. So a fixed partition can be slightly below 1. ``relative`` is null where the point failed (``reason``
-    says why) and where no fixed partition is ok. Raises UsageError if no fixed partition at all is ok.
+    ``relative`` is the median latency over the lowest of a fixed partition of the same kernel and shape. Of the
+    partitions that tie for it, ``is_best`` marks the one with the fewest communication SMs. ``relative`` is
+    null where the point failed (``reason`` says why) and where no fixed partition is ok. Raises UsageError if
+    no fixed partition at all is ok.
     """
     rows = points.drawable(df)
     static = rows[rows["policy"] == "static"]
@@ -54,7 +54,8 @@ def prepare(df: pd.DataFrame) -> pd.DataFrame:
 def _normalised(group: pd.DataFrame) -> pd.DataFrame:
     best = points.best_partition(group)
     is_best = (group["policy"] == "static") & (group["comm_sms"] == best).fillna(False).astype(bool)
-    reference = group.loc[is_best, "latency_us"].min()
+    is_fixed = (group["policy"] == "static") & (group["status"] == "ok")
+    reference = group.loc[is_fixed, "latency_us"].min()
     size, shape = group["size"].iloc[0], group["shape"].iloc[0]
     return group.assign(
         series="x".join(map(format_size, style.in_order(shape).values()))
@@ -65,7 +66,7 @@ def _normalised(group: pd.DataFrame) -> pd.DataFrame:
         relative_high=group["ci_high_us"] / reference,
         is_best=is_best,
         best_comm_sms=pd.array([best] * len(group), dtype="Int64"),
-        best_latency_us=reference,
+        lowest_latency_us=reference,
     )
 
 

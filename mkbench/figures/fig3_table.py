@@ -53,10 +53,10 @@ def _write(ax: Axes, y: float, size: str, right: Sequence[float], cells: Sequenc
 def _line(group: pd.DataFrame) -> dict[str, str]:
     """What the table says about one size, by column; a column that is empty for every size is left out."""
     failed = int((group["status"] != "ok").sum())
-    line = {"best fixed": "-", "latency": "-", "adaptive": "", "failed": str(failed) if failed else ""}
+    line = {"best fixed": "-", "lowest": "-", "adaptive": "", "failed": str(failed) if failed else ""}
     for row in rows_of(group[group["is_best"]]):
         line["best fixed"] = f"{row['comm_sms']} SMs"
-        line["latency"] = format_us(row["latency_us"])
+        line["lowest"] = format_us(row["lowest_latency_us"])
     for row in rows_of(group[group["policy"] == "adaptive"]):
         if row["status"] != "ok":
             line["adaptive"] = row["status"]

@@ -73,7 +73,7 @@ RC: Mapping[str, Any] = {
 
 def applied(salt: str) -> AbstractContextManager[None]:
     """Draw and save in this style alone, whatever a matplotlibrc says; `salt` fixes the ids in SVG."""
-    return matplotlib.style.context([{**RC, "svg.hashsalt": salt}])
+    return matplotlib.style.context([{**RC, "svg.hashsalt": salt}], after_reset=True)
 
 
 def size_colors(count: int) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from mkbench.build.cpu import find_compiler
-from mkbench.core.errors import EnvironmentProblem, UsageError
+from mkbench.core.errors import EnvironmentProblem, MkbenchError, UsageError
 from mkbench.core.measurement import Measurement
 from mkbench.core.memory import heap_bytes
 from mkbench.core.plan import Plan, Point
@@ -93,8 +95,14 @@ class HostPlatform:
         with job_directory() as job:
             job.write_points(points)
             launched = Launched(find_mpiexec(), ranks, job.path, job.stderr, self._worker)
-            lines = follow(launched, job.heartbeats, ranks)
-            yield from _last_at_the_end(_reports(lines), len(points))
+            try:
+                lines = follow(launched, job.heartbeats, ranks)
+                yield from _last_at_the_end(_reports(lines), len(points))
+            except MkbenchError:
+                # The reason is one line; where a rank raised it is for those who ask.
+                if os.environ.get("MKBENCH_TRACEBACK"):
+                    sys.stderr.write(job.stderr.read_text(errors="replace"))
+                raise
 
 
 def _reports(lines: Iterator[str]) -> Iterator[Measurement]:

@@ -45,6 +45,7 @@ def launch_parameters(
     kernel = workload(point.kernel)
     nodes, local_ranks = point.nodes, point.ranks_per_node
     shape = point.shape
+    history_rows = HISTORY_ROWS if point.policy == "adaptive" else 0
     params = layout.new(
         "Params",
         epoch=1,
@@ -60,14 +61,14 @@ def launch_parameters(
         comm_sms=point.start_comm_sms,
         rings=RINGS,
         ring_depth=RING_DEPTH,
-        history_capacity=HISTORY_ROWS,
+        history_capacity=history_rows,
         trace_capacity=trace_capacity,
         **kernel.parameters(shape, local_ranks, point.chunk_tiles),
     )
     library.mk_control_bytes.restype = ctypes.c_longlong
     control = library.mk_control_bytes(ctypes.c_void_p(params.ctypes.data))
     history = _up(control)
-    trace = history + _up(HISTORY_ROWS * layout.dtype("HistoryRow").itemsize)
+    trace = history + _up(history_rows * layout.dtype("HistoryRow").itemsize)
     control_end = trace + _up(point.blocks * (trace_capacity + 1) * layout.dtype("TraceEvent").itemsize)
     params["control_offset"], params["history_offset"], params["trace_offset"] = 0, history, trace
     offsets, end = {"history": history, "trace": trace}, control_end

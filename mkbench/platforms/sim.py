@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,10 @@ class SimPlatform:
             for point, future in zip(points, futures, strict=True):
                 yield _result(point, self._cluster, future)
         finally:
+            # Who stops early, with Ctrl-C say, does not wait for points that nobody will look at.
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
 
 
 def _result(point: Point, cluster: ClusterProfile, future: Future[Measurement]) -> Measurement:

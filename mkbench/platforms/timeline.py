@@ -14,10 +14,11 @@ ROWS = 200
 def timeline(rows: Record, point: Point) -> dict[str, list[float]] | None:
     """Return columns of one length: t_us from the launch's start, target, progress (0 to 1) and blocks of each side.
 
-    At most ROWS rows, evenly picked, the last one always. None if the controller wrote none.
+    At most ROWS rows, evenly picked, the last one always. None if the controller wrote none, as with a fixed partition.
     """
     if len(rows) == 0:
         return None
+    rows = np.sort(rows, order="time_ns")
     picked = rows[np.unique(np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().astype(int))]
     compute, communication = workload(point.kernel).tasks(point.shape, point.nodes, point.ranks_per_node, point.chunk_tiles)
     start = float(rows["time_ns"][0])

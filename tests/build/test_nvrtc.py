@@ -111,8 +111,8 @@ LIBRARY: dict[str, tuple[str, set[Access]]] = {
     ),
 }
 
-# Parts of gemm_ar.cu likewise: system scope for what other ranks and the proxy read or write, gpu scope for what
-# stays on the own GPU. Relaxed accesses at gpu scope, which claim and count, are left out.
+# Parts of gemm_ar.cu likewise: system scope for what other ranks and the proxy read or write, gpu scope for
+# what stays on the own GPU. Relaxed accesses at gpu scope, which claim and count, are left out.
 STATISTICS: set[Access] = {LOOK_GPU, TICKET, ("store", "relaxed", "GPU")}
 PARTS: dict[str, tuple[str, set[Access]]] = {
     "compute_done": ("kernel.done(p.m);", {RELEASE}),

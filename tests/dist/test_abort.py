@@ -21,23 +21,27 @@ TOLD = WAIT | {"set": 2, "rank": 0}
 
 def test_a_wait_is_described_by_who_waits_for_what():
     assert (
-        describe(WAIT, ROLES, FLAGS)
+        describe(1, WAIT, ROLES, FLAGS)
         == "rank 1 block 3 role receive waits for flag arrived[5]: expected 2:1, seen 1:1"
     )
 
 
+def test_a_rank_that_was_told_says_so():
+    assert describe(5, TOLD, ROLES, FLAGS).startswith("rank 5 was told to give up")
+
+
 def test_a_full_ring_is_no_flag():
-    said = describe(WAIT | {"flag": 0xFFFF, "index": 2, "expected": 65, "seen": 1}, ROLES, FLAGS)
+    said = describe(1, WAIT | {"flag": 0xFFFF, "index": 2, "expected": 65, "seen": 1}, ROLES, FLAGS)
     assert said.endswith("waits for a free slot in command ring 2: expected 65 commands taken, seen 1")
 
 
 def test_numbers_without_a_name_are_shown_as_they_are():
-    assert "role 9 waits for flag 8[5]" in describe(WAIT | {"role": 9, "flag": 8}, ROLES, FLAGS)
+    assert "role 9 waits for flag 8[5]" in describe(1, WAIT | {"role": 9, "flag": 8}, ROLES, FLAGS)
 
 
 def test_the_first_rank_whose_own_wait_ended_is_the_culprit():
-    assert culprit([None, TOLD, WAIT, WAIT | {"rank": 2}]) == WAIT
-    assert culprit([None, TOLD]) == TOLD
+    assert culprit([None, TOLD, WAIT, WAIT | {"rank": 2}]) == (2, WAIT)
+    assert culprit([None, TOLD, TOLD]) == (1, TOLD)
     assert culprit([None, None]) is None
 
 

@@ -24,7 +24,7 @@ def test_ranks_come_in_numeric_order(tmp_path: Path):
 def test_a_failure_keeps_the_phase_it_happened_in(tmp_path: Path):
     beats = HeartbeatFile(0, tmp_path)
     beats.enter("verify", deadline_s=1.0)
-    beats.fail("ValueError", "boom", 4)
+    beats.fail(ValueError("boom"), 4)
     seen = heartbeat.read(tmp_path / "0.json")
     assert seen is not None
     assert seen.error is not None
@@ -48,7 +48,7 @@ def test_an_ending_is_noted_for_a_rank_that_said_nothing(tmp_path: Path):
 def test_an_ending_does_not_overwrite_the_ranks_own_words(tmp_path: Path):
     beats = HeartbeatFile(0, tmp_path)
     beats.enter("verify", deadline_s=1.0)
-    beats.fail("ValueError", "boom", 4)
+    beats.fail(ValueError("boom"), 4)
     heartbeat.record_ending(tmp_path, 0, "exited with 4", 4)
     assert heartbeat.read(tmp_path / "0.json") == beats.state
 

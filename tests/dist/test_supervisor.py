@@ -22,7 +22,7 @@ def test_a_rank_that_finished_has_nothing_to_explain():
         (-signal.SIGKILL, "launch 1", "was killed by SIGKILL", 4),
         (-signal.SIGSEGV, FINISHED, "was killed by SIGSEGV", 4),
         (-signal.SIGALRM, "mpi_init", "was stuck in MPI_Init for 60 s", 3),
-        (7, "verify", "exited with code 7 before it had finished", 7),
+        (7, "verify", "exited with code 7 before it had finished", 4),
         (0, "verify", "exited with code 0 before it had finished", 4),
         (0, "start", "exited with code 0 before it had finished", 3),
     ],

@@ -104,6 +104,12 @@ def test_a_ranks_exit_code_decides_the_kind_of_error(code: int, kind: type):
     assert "failed with ValueError: boom" in str(error)
 
 
+def test_a_rank_that_knows_the_fix_says_so():
+    failure = Failure("UsageError", "odd", 2, 1.0, hint="use an even number")
+    verdict = settled(snapshot(ranks(LAUNCH, replace(LAUNCH, error=failure), LAUNCH)))
+    assert verdict.error().hint == "use an even number"
+
+
 def test_a_rank_that_vanished_is_named():
     verdict = settled(snapshot(ranks(LAUNCH, replace(LAUNCH, sequence=6), LAUNCH), gone=[0, 1]))
     assert verdict.rank == 1
@@ -170,7 +176,8 @@ def test_a_rank_that_never_starts_is_named():
 def test_mpiexec_that_fails_before_the_ranks_start_is_a_problem_of_the_environment():
     verdict = settled(snapshot({}, exit_code=255))
     assert type(verdict.error()) is EnvironmentProblem
-    assert "mpiexec ended with code 255 before rank 0 had started" in str(verdict.error())
+    said = str(verdict.error("no route to host"))
+    assert said == "mpiexec ended with code 255 before rank 0 had started: no route to host"
 
 
 def test_a_clean_exit_of_mpiexec_is_not_enough():
