@@ -3,7 +3,7 @@
 # Variables: PYTHON (the interpreter that makes .venv), SWEEP (options of the main job), PYTEST (options of the tests)
 
 PYTHON ?= python3
-SWEEP  ?= gemm_ar --sizes 2048,4096,8192 --policy static,adaptive --seed 7
+SWEEP  ?= gemm_ar
 PYTEST ?= -n auto --dist loadgroup
 
 VENV := .venv

@@ -19,8 +19,10 @@
 //   finished  owner, rank of the node        exit                system   the owner has written its whole share here
 //
 // No deadlock: compute waits for nothing; local waits for compute, and for the credits of the launch before, which that
-// launch gives without waiting for this one; send waits for the proxy, which waits for no block; a block starts on receive
-// only when its input is there or no local task is left to claim; exit waits for all of these.
+// launch gives without waiting for this one; send waits for the proxy, which waits for no block; exit waits for all of
+// these. While local tasks are left, a block turns to receive only when it has seen the next one's input. Another block
+// may claim that one first and leave it to wait for a later one; but who claimed what was seen does not wait, and comes
+// back to look for more, so on every rank some block is left that works on.
 #include "mk/mk.h"
 
 #define GEMM_AR_FLAGS(F) F(ready) F(arrived) F(credit) F(finished)
@@ -192,31 +194,32 @@ struct GemmAr {
   // communication
 
   // Receives come first, since their input is there and nothing else ends the launch. A block that may be lent claims only
-  // what is ready; one that may not, because no tile is left or the partition is fixed, claims the next and waits.
+  // when something is ready; one that may not, because no tile is left or the partition is fixed, claims and waits.
   Outcome communicate(bool may_lend) {
+    const i32 own = map.own_tiles();
     while (!may_lend || controller.assign(block) == Role::local) {
       if (p.nodes > 1) {
-        const i32 slot = peek(block, map.receive_tickets(), p.epoch);
-        if (slot < map.own_tiles() && reached_all<Scope::system>(block, map.own(arrived, slot / p.chunk_tiles), now_value())) {
-          if (claim_exactly(block, map.receive_tickets(), p.epoch, slot) && !receive(slot)) return Outcome::aborted;
+        const i32 next = peek(block, map.receive_tickets(), p.epoch);
+        if (next < own && reached_all<Scope::system>(block, map.own(arrived, next / p.chunk_tiles), now_value())) {
+          const i32 slot = claim(block, map.receive_tickets(), p.epoch);
+          if (slot < own && !receive(slot)) return Outcome::aborted;
           continue;
         }
       }
       if (may_lend) {
-        const i32 slot = peek(block, map.local_tickets(), p.epoch);
-        if (slot >= map.own_tiles()) return p.nodes > 1 ? Outcome::yielded : Outcome::exhausted;
-        if (!reached_all<Scope::system>(block, map.own(ready, slot), now_value())) return Outcome::yielded;
-        if (claim_exactly(block, map.local_tickets(), p.epoch, slot) && !local(slot)) return Outcome::aborted;
-        continue;
+        const i32 next = peek(block, map.local_tickets(), p.epoch);
+        if (next >= own && p.nodes == 1) return Outcome::exhausted;
+        if (next >= own || !reached_all<Scope::system>(block, map.own(ready, next), now_value())) return Outcome::yielded;
       }
       i32 slot = claim(block, map.local_tickets(), p.epoch);
-      if (slot < map.own_tiles()) {
+      if (slot < own) {
         if (!local(slot)) return Outcome::aborted;
         continue;
       }
+      if (may_lend) continue;
       if (p.nodes == 1) return Outcome::exhausted;
       slot = claim(block, map.receive_tickets(), p.epoch);
-      if (slot >= map.own_tiles()) return Outcome::exhausted;
+      if (slot >= own) return Outcome::exhausted;
       if (!receive(slot)) return Outcome::aborted;
     }
     return Outcome::yielded;
@@ -227,21 +230,14 @@ struct GemmAr {
     if (!wait_all<Scope::system>(block, map.own(ready, slot), now_value())) return false;
     if (p.nodes > 1 && !wait_all<Scope::system>(block, map.own(credit, 0), flag_value(p.epoch - 1, 0))) return false;
     begin(Role::local);
-    Reduction r;
     const i32 tile = map.tile(slot);
-    r.sources = p.local_ranks;
-    for (i32 i = 0; i < p.local_ranks; ++i) r.source[i] = map.at<const bf16>(i, p.partial) + tile * kTileElements;
+    const auto partial = [&](i32 i) { return map.at<const bf16>(i, p.partial) + tile * kTileElements; };
     if (p.nodes == 1) {
-      to_node(r, tile);
+      to_node(tile, p.local_ranks, partial);
       end(Role::local, slot);
       return true;
     }
-    r.destinations = 1;
-    r.destination[0] = map.tiles_at(p.node_sum, slot);
-    r.stride = kTileN;
-    r.rows = kTileM;
-    r.cols = kTileN;
-    reduce(block, r);
+    reduce(block, {kTileN, kTileM, kTileN}, p.local_ranks, partial, 1, [&](i32) { return map.tiles_at(p.node_sum, slot); });
     end(Role::local, slot);
     const i32 chunk = slot / p.chunk_tiles;
     if (!completes<Scope::gpu>(block, map.summed(chunk), p.epoch, u32(map.chunk_size(chunk)))) return true;
@@ -267,11 +263,10 @@ struct GemmAr {
     block.role = u32(Role::receive);
     if (!wait_all<Scope::system>(block, map.own(arrived, slot / p.chunk_tiles), now_value())) return false;
     begin(Role::receive);
-    Reduction r;
-    r.sources = p.nodes;
-    for (i32 node = 0; node < p.nodes; ++node)
-      r.source[node] = node == p.node ? map.tiles_at(p.node_sum, slot) : map.tiles_at(p.receive, map.bank(node, p.node) * p.slots + slot);
-    to_node(r, map.tile(slot));
+    to_node(map.tile(slot), p.nodes, [&](i32 node) -> const bf16* {
+      return node == p.node ? map.tiles_at(p.node_sum, slot)
+                            : map.tiles_at(p.receive, map.bank(node, p.node) * p.slots + slot);
+    });
     end(Role::receive, slot);
     if (!completes<Scope::gpu>(block, map.received(), p.epoch, u32(map.own_tiles()))) return true;
     signal<Scope::gpu>(block, map.own(credit, 0).at(p.node), flag_value(p.epoch, 0));
@@ -283,14 +278,10 @@ struct GemmAr {
   }
 
   // The rounded sum goes to every rank of the node; whoever writes the owner's last tile says so to all.
-  void to_node(Reduction& r, i32 tile) {
-    r.destinations = p.local_ranks;
-    r.stride = p.ldb;
-    r.rows = map.rows_of(tile);
-    r.cols = map.cols_of(tile);
+  template <class Source> void to_node(i32 tile, i32 sources, Source source) {
     const i64 first = i64(map.row(tile)) * kTileM * p.ldb + i64(map.column(tile)) * kTileN;
-    for (i32 i = 0; i < p.local_ranks; ++i) r.destination[i] = map.at<bf16>(i, p.out) + first;
-    reduce(block, r);
+    reduce(block, {p.ldb, map.rows_of(tile), map.cols_of(tile)}, sources, source, p.local_ranks,
+           [&](i32 i) { return map.at<bf16>(i, p.out) + first; });
     if (completes<Scope::system>(block, map.broadcast(), p.epoch, u32(map.own_tiles()))) say_finished();
   }
 

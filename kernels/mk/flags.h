@@ -89,18 +89,6 @@ inline i32 peek(Block& block, u64* tickets, u64 epoch) {
   return i32(block.broadcast(ticket));
 }
 
-// Takes `ticket` if it is still the next one.
-inline bool claim_exactly(Block& block, u64* tickets, u64 epoch, i32 ticket) {
-  bool claimed = false;
-  if (block.leader()) {
-    arrive<Scope::gpu>(block, tickets);
-    u64 seen = load<Order::relaxed, Scope::gpu>(block, tickets);
-    while (!claimed && epoch_count(seen, epoch) == u32(ticket))
-      claimed = compare_exchange<Order::relaxed, Scope::gpu>(block, tickets, seen, flag_value(epoch, u32(ticket) + 1));
-  }
-  return block.broadcast(claimed);
-}
-
 // One more of `total` is done; true for the block that completes it, which then sees what all the others wrote.
 template <Scope scope> bool completes(Block& block, u64* counter, u64 epoch, u32 total) {
   block.sync();

@@ -1,7 +1,10 @@
 // Work on tiles. A platform provides:
 //   gemm_tile(block, operands)   C = A B for one tile, fp32 accumulation, rounded once to bf16; its store is asynchronous
 //   finish_stores(block)         the full wait: the bytes of the stores so far are visible, not only read from the source
-//   reduce(block, reduction)     sum of source tiles in the order given, in fp32, rounded once, to every destination
+//   reduce(block, window, sources, source, destinations, destination)
+//                                the tiles source(0), source(1), ... summed in this order in fp32, rounded once, and written
+//                                from destination(d) on for every d. Functions, not arrays: an array that is indexed at run
+//                                time lies in a GPU thread's local memory.
 #pragma once
 #include "flags.h"
 
@@ -17,12 +20,10 @@ struct GemmOperands {
   i32 task;        // for the trace and the cost model
 };
 
-struct Reduction {
-  const bf16* source[kMaxNodes];     // tiles, tile-major
-  bf16* destination[kMaxNodeRanks];  // first element of the window
-  i32 sources, destinations;
-  i64 stride;      // elements between rows of a destination
-  i32 rows, cols;  // window; cols is padded to a multiple of 8 inside the destination's stride
+// What `reduce` writes at each destination; cols is padded to a multiple of 8 inside the stride.
+struct Window {
+  i64 stride;  // elements between rows of a destination; a source is a tile, kTileN apart
+  i32 rows, cols;
 };
 
 }  // namespace mk

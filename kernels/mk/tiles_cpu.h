@@ -53,36 +53,38 @@ inline void finish_stores(Block& block) {
   block.unfinished_store = nullptr;
 }
 
-inline void sum_rows(Block& block, const Reduction& r, i32 first, i32 last) {
+template <class Source>
+void sum_rows(Block& block, i32 cols, i32 sources, Source source, i32 first, i32 last) {
   for (i32 i = first; i < last; ++i) {
     float sum[kTileN] = {};
-    for (i32 s = 0; s < r.sources; ++s)
-      for (i32 j = 0; j < r.cols; ++j) sum[j] += to_float(r.source[s][i64(i) * kTileN + j]);
-    for (i32 j = 0; j < r.cols; ++j) block.scratch->tile[i64(i) * kTileN + j] = to_bf16(sum[j]);
+    for (i32 s = 0; s < sources; ++s)
+      for (i32 j = 0; j < cols; ++j) sum[j] += to_float(source(s)[i64(i) * kTileN + j]);
+    for (i32 j = 0; j < cols; ++j) block.scratch->tile[i64(i) * kTileN + j] = to_bf16(sum[j]);
   }
 }
 
 // Half of the sources is read at the start and half at the end of the transfer's time, so that both a source that is not
 // there yet and one that is overwritten too early show.
-inline void reduce(Block& block, const Reduction& r) {
+template <class Source, class Destination>
+void reduce(Block& block, const Window& window, i32 sources, Source source, i32 destinations, Destination destination) {
   const bool payload = block.machine->payload;
   if (payload) {
-    for (i32 d = 0; d < r.destinations; ++d)
-      for (i32 i = 0; i < r.rows; ++i) poison(r.destination[d] + i * r.stride, r.cols);
-    sum_rows(block, r, 0, r.rows / 2);
+    for (i32 d = 0; d < destinations; ++d)
+      for (i32 i = 0; i < window.rows; ++i) poison(destination(d) + i * window.stride, window.cols);
+    sum_rows(block, window.cols, sources, source, 0, window.rows / 2);
   }
   Traffic traffic;
-  traffic.sources = r.sources;
-  traffic.destinations = r.destinations;
-  traffic.bytes = i64(r.rows) * r.cols * i64(sizeof(bf16));
-  for (i32 s = 0; s < r.sources; ++s) traffic.source[s] = r.source[s];
-  for (i32 d = 0; d < r.destinations; ++d) traffic.destination[d] = r.destination[d];
+  traffic.sources = sources;
+  traffic.destinations = destinations;
+  traffic.bytes = i64(window.rows) * window.cols * i64(sizeof(bf16));
+  for (i32 s = 0; s < sources; ++s) traffic.source[s] = source(s);
+  for (i32 d = 0; d < destinations; ++d) traffic.destination[d] = destination(d);
   block.machine->charge_move(block, traffic);
   if (payload) {
-    sum_rows(block, r, r.rows / 2, r.rows);
-    for (i32 d = 0; d < r.destinations; ++d)
-      for (i32 i = 0; i < r.rows; ++i)
-        std::memcpy(r.destination[d] + i * r.stride, block.scratch->tile + i64(i) * kTileN, size_t(r.cols) * sizeof(bf16));
+    sum_rows(block, window.cols, sources, source, window.rows / 2, window.rows);
+    for (i32 d = 0; d < destinations; ++d)
+      for (i32 i = 0; i < window.rows; ++i)
+        std::memcpy(destination(d) + i * window.stride, block.scratch->tile + i64(i) * kTileN, size_t(window.cols) * sizeof(bf16));
   }
 }
 

@@ -287,11 +287,6 @@ __device__ __forceinline__ Piece round_piece(const float (&sum)[8]) {
 
 // A thread has one column of pieces and every eighth row. It keeps up to kRowsAtOnce * kSourcesAtOnce loads in flight,
 // since a peer's memory is a microsecond away.
-struct Window {
-  i64 stride;
-  i32 rows, cols;
-};
-
 template <class Source, class Destination>
 __device__ __forceinline__ void reduce(Block&, const Window& window, i32 sources, Source source, i32 destinations,
                                        Destination destination) {
@@ -326,11 +321,6 @@ __device__ __forceinline__ void reduce(Block&, const Window& window, i32 sources
         if (const i64 row = first + i * kRowsApart; row < window.rows) store_piece(to + row * window.stride, rounded[i]);
     }
   }
-}
-
-__device__ __forceinline__ void reduce(Block& block, const Reduction& r) {
-  reduce(block, Window{r.stride, r.rows, r.cols}, r.sources, [&](i32 i) { return r.source[i]; }, r.destinations,
-         [&](i32 i) { return r.destination[i]; });
 }
 
 }  // namespace mk

@@ -122,6 +122,7 @@ void Simulation::run(SimResult& result) {
   for (Rank& rank : ranks_) {
     ordered_after(&rank);
     if (!rank.proxy.proxy) continue;
+    ordered_after(&rank.proxy);
     result.payload_bytes += proxy_payload_bytes(*rank.proxy.proxy);
     result.commands += proxy_commands(*rank.proxy.proxy);
   }
@@ -338,6 +339,7 @@ void Simulation::run_proxy(void* argument) {
     if (*proxy_error(*task.proxy)) self.fail(SimStatus::protocol_error, proxy_error(*task.proxy));
     if (taken) self.scheduler_.wake(task.rank->ring_space, task.time + picos(self.config_.flag_system_ns));
     task.time += picos(double(taken) * self.config_.proxy_command_ns);
+    ordered_before(&task);  // for run(), which reads its counts at the end
     if (moved) self.scheduler_.arrive();
     else self.scheduler_.park(task.rank->commands);
   }

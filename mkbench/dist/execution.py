@@ -27,9 +27,7 @@ _BUILD_DEADLINE_S = 300.0
 
 
 def measure_points(world: Intracomm, points: Sequence[Point], beats: HeartbeatFile) -> Iterator[Measurement]:
-    """Yield one measurement a point, in order, the same on every rank but for the controller's history.
-    Collective.
-    """
+    """Yield one measurement a point, in order; the controller's history is each rank's own. Collective."""
     place: Place | None = None
     for point in points:
         if place is None or place.topology.ranks_per_node != point.ranks_per_node:
@@ -54,9 +52,7 @@ def _measure(place: Place, point: Point, beats: HeartbeatFile) -> Measurement:
 
 
 def _build(place: Place, kernel: str) -> KernelLibrary | str:
-    """Build on one rank of each node while the others wait, who then find it in the cache; or say why it
-    failed.
-    """
+    """Build on one rank of each node while the others wait, who find it in the cache; or say what failed."""
     path: Path | None = None
     failure: str | None = None
     for builds in (place.local_rank == 0, place.local_rank != 0):
@@ -96,10 +92,17 @@ def _launches(run: PointRun) -> tuple[list[Round], Check | None]:
     return rounds, check
 
 
+def _verdict(run: PointRun, last: Round, check: Check | None) -> tuple[str, str | None]:
+    if last.has_hung:
+        return "hang", last.why(run.library)
+    if check is not None and check.mismatches:
+        return "wrong", f"{check.mismatches} of {check.elements} elements are wrong, first {check.first}"
+    return "ok", None
+
+
 def _conclude(run: PointRun, rounds: Sequence[Round], check: Check | None, started: float) -> Measurement:
     point, last = run.point, rounds[-1]
-    message = last.why(run.library) if last.has_hung else check.first if check is not None else None
-    status = "hang" if last.has_hung else "ok" if message is None else "wrong"
+    status, message = _verdict(run, last, check)
     rows = run.history()
     traffic = run.close(drain=not last.has_hung)
     timed = rounds[WARM_UP:] if status == "ok" else []
@@ -113,6 +116,6 @@ def _conclude(run: PointRun, rounds: Sequence[Round], check: Check | None, start
         controller=timeline(rows, point) if status == "ok" else None,
         source_hash=source_hash(point.kernel),
         message=message,
-        details={"launches": len(rounds), "start_skew_us": [round_.skew_us for round_ in timed]},
+        details={"launches": len(rounds), "start_skew_us": run.skews_us(timed)},
         meta={"wall_s": time.perf_counter() - started, "hosts": run.hosts},
     )

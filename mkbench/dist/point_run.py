@@ -121,6 +121,10 @@ class PointRun:
         written: NDArray[Any] = rows[rows["used"] == 1].copy()
         return written
 
+    def skews_us(self, rounds: Sequence[Round]) -> list[float] | None:
+        """How far apart the ranks started in each round; None where machines do not share a clock."""
+        return [round_.skew_us for round_ in rounds] if self._place.is_one_machine else None
+
     def close(self, *, drain: bool) -> Traffic:
         """Stop proxies, free the memory; returns what all proxies together moved in all launches."""
         self._enter("report", self.point.deadline_s + _GRACE_S)

@@ -7,7 +7,7 @@ machine, and `follow` is the loop around both.
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -23,6 +23,8 @@ from mkbench.dist.processes import is_running
 SETTLE_S = 0.5
 #: A rank must write its first heartbeat this soon after the launch.
 START_DEADLINE_S = 60.0
+#: mpiexec must end this soon after the last rank has finished.
+END_S = 10.0
 #: How often the parent looks.
 PERIOD_S = 0.05
 #: Errors that another rank's failure causes ("Exception" is what mpi4py raises). They are named only if there
@@ -149,6 +151,12 @@ class Watchdog:
             code = EnvironmentProblem.exit_code if beat.phase == "mpi_init" else HangError.exit_code
             return self._about(beat, now, "made no progress", _hint(beat), code)
         missing = [rank for rank in range(self._ranks) if rank not in snapshot.beats]
+        if not missing and not unfinished and now - max(at for _, at in self._changed.values()) > END_S:
+            return Verdict(
+                f"mpiexec did not end within {END_S:g} s after all ranks had finished",
+                "run `mkbench doctor` to check MPI",
+                HangError.exit_code,
+            )
         if missing and now - self._started > START_DEADLINE_S:
             return Verdict(
                 f"rank {missing[0]} did not start within {START_DEADLINE_S:g} s",
@@ -184,7 +192,7 @@ def _hint(beat: Heartbeat, error: Failure | None = None) -> str:
     return resume
 
 
-def follow(job: Launched, heartbeats: Path, ranks: int) -> Iterator[str]:
+def follow(job: Launched, heartbeats: Path, ranks: int) -> Generator[str, None, None]:
     """Yield the job's lines on stdout as they come, until it has ended well.
 
     Ends the whole job and raises when the watchdog finds a failure, and ends it when the caller stops

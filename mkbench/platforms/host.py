@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -46,9 +47,7 @@ class HostPlatform:
             self._world = mpi.start_mpi(self._launcher, _MPI_DEADLINE_S)
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that lacks a compiler, MPI, ranks or shared memory. Raises EnvironmentProblem or
-        UsageError.
-        """
+        """Raise EnvironmentProblem or UsageError if compiler, MPI, ranks or shared memory are missing."""
         find_compiler()
         if find_spec("mpi4py") is None:
             raise EnvironmentProblem("mpi4py is not installed", "run `pip install mpi4py mpich`")
@@ -64,8 +63,7 @@ class HostPlatform:
         Raises HangError or EnvironmentProblem, naming the rank and where it was, when a rank is lost.
         """
         if self._world is not None:
-            # At once and not when the first is asked for: the other ranks wait for what rank 0 has left to
-            # do.
+            # Now and not when the first is asked for: the other ranks wait to hear what is left to do.
             todo: list[Point] = self._world.bcast(list(points) if self._world.rank == 0 else None)
             if not todo:
                 mpi.finish_mpi()
@@ -96,8 +94,9 @@ class HostPlatform:
             job.write_points(points)
             launched = Launched(find_mpiexec(), ranks, job.path, job.stderr, self._worker)
             try:
-                lines = follow(launched, job.heartbeats, ranks)
-                yield from _last_at_the_end(_reports(lines), len(points))
+                # Closed before the directory goes, by which the processes are found.
+                with closing(follow(launched, job.heartbeats, ranks)) as lines:
+                    yield from _last_at_the_end(_reports(lines), len(points))
             except MkbenchError:
                 # The reason is one line; where a rank raised it is for those who ask.
                 if os.environ.get("MKBENCH_TRACEBACK"):
@@ -126,13 +125,20 @@ def _take_part(world: Intracomm, points: Sequence[Point]) -> Iterator[Measuremen
 
 
 def _last_at_the_end(measurements: Iterator[Measurement], count: int) -> Iterator[Measurement]:
-    """Hand out the last of `count` only once `measurements` has ended: who has it asks for no more."""
+    """Hand out the last of `count` only once `measurements` has ended: who has it asks for no more.
+
+    A rank that is lost after that one costs nothing, so its error is dropped.
+    """
     last: Measurement | None = None
-    for index, measurement in enumerate(measurements, start=1):
-        if index < count:
-            yield measurement
-        else:
-            last = measurement
+    try:
+        for index, measurement in enumerate(measurements, start=1):
+            if index < count:
+                yield measurement
+            else:
+                last = measurement
+    except MkbenchError:
+        if last is None:
+            raise
     if last is not None:
         yield last
 

@@ -9,7 +9,7 @@ import pytest
 
 from mkbench.core.errors import EnvironmentProblem, HangError, UsageError
 from mkbench.dist.heartbeat import FINISHED, Failure, Heartbeat
-from mkbench.dist.watchdog import SETTLE_S, START_DEADLINE_S, Snapshot, Verdict, Watchdog
+from mkbench.dist.watchdog import END_S, SETTLE_S, START_DEADLINE_S, Snapshot, Verdict, Watchdog
 
 LAUNCH = Heartbeat(0, "h", 100, sequence=7, phase="launch 3", point="p", since=0.0, deadline_s=5.0)
 DONE = replace(LAUNCH, sequence=9, phase=FINISHED, point=None)
@@ -178,6 +178,13 @@ def test_mpiexec_that_fails_before_the_ranks_start_is_a_problem_of_the_environme
     assert type(verdict.error()) is EnvironmentProblem
     said = str(verdict.error("no route to host"))
     assert said == "mpiexec ended with code 255 before rank 0 had started: no route to host"
+
+
+def test_mpiexec_that_outlives_its_ranks_is_a_hang():
+    shot = snapshot(ranks(DONE, DONE, DONE), gone=[0, 1, 2])
+    verdict = observe((10.0, shot), (10.0 + END_S, shot), (10.1 + END_S, shot))
+    assert verdict is not None
+    assert "mpiexec did not end" in str(verdict.error())
 
 
 def test_a_clean_exit_of_mpiexec_is_not_enough():
