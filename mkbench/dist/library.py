@@ -1,6 +1,4 @@
-"""The compiled kernel as Python calls it on platform host. Structs come from the library's own description
-of them.
-"""
+"""The compiled kernel as Python calls it on platform host."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mkbench.build.layout import Layout
+from mkbench.build.library import Library
 from mkbench.core.errors import EnvironmentProblem
 
 Record = np.ndarray[Any, np.dtype[Any]]
@@ -29,22 +27,15 @@ class Launch:
     abort: dict[str, int] | None
 
 
-class KernelLibrary:
+class KernelLibrary(Library):
     """A kernel's shared object with the host platform's entry points."""
 
     def __init__(self, path: Path) -> None:
-        self.handle = ctypes.CDLL(str(path))
-        self.layout = Layout(self.handle)
+        super().__init__(path)
         self.roles = self.layout.names["roles"]
         self._prepare = self.function("mk_host_prepare", ctypes.c_void_p, ctypes.c_void_p)
         self._run = self.function("mk_host_run", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._error = self.function("mk_host_error", ctypes.c_char_p)
-
-    def function(self, name: str, result: Any, *arguments: Any) -> Any:
-        """An exported C function with its types set."""
-        function = getattr(self.handle, name)
-        function.restype, function.argtypes = result, list(arguments)
-        return function
 
     def prepare(self, params: Record) -> int:
         """Create the launch's threads, one a block, parked at a gate; `params` must live until the launch

@@ -134,6 +134,8 @@ class PointRun:
         self._place.world.Barrier()
         mine = self._proxy.stop() if self._proxy else Traffic(0, 0)
         traffic = self._place.world.allgather(mine)
+        if self._proxy is not None:
+            self._proxy.close()
         self._heap.free()
         return Traffic(sum(t.bytes for t in traffic), sum(t.commands for t in traffic))
 

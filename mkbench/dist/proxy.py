@@ -75,6 +75,7 @@ class Proxy:
             transport=library.layout.names["transports"].index(transport),
             rings=rings.rings,
             ring_depth=rings.depth,
+            rank=place.rank,
             node=place.node_index,
             nodes=place.nodes,
         )
@@ -105,11 +106,14 @@ class Proxy:
             raise PeerLost(f"commands are left to send: {self.error() or 'no progress'}")
 
     def stop(self) -> Traffic:
-        """End the thread and close the connections."""
+        """End the thread. Close the connections only when all proxies have ended: one that runs takes it for a fault."""
         self._stop(self._proxy, self._stats.ctypes.data)
+        return Traffic(int(self._stats["payload_bytes"]), int(self._stats["commands"]))
+
+    def close(self) -> None:
+        """Close the connections."""
         for connection in self._sockets.values():
             connection.close()
-        return Traffic(int(self._stats["payload_bytes"]), int(self._stats["commands"]))
 
     def _text(self, proxy: int | None) -> str | None:
         text = self._error(proxy)

@@ -33,10 +33,10 @@ CELL_WIDTH = {1: 5.6, 2: 4.3, 3: 4.0}
 def prepare(df: pd.DataFrame) -> pd.DataFrame:
     """One row for each point of the picture, failed points included.
 
-    ``relative`` is the median latency over the lowest of a fixed partition of the same kernel and shape. Of the
-    partitions that tie for it, ``is_best`` marks the one with the fewest communication SMs. ``relative`` is
-    null where the point failed (``reason`` says why) and where no fixed partition is ok. Raises UsageError if
-    no fixed partition at all is ok.
+    ``relative`` is the median latency over the lowest of a fixed partition of the same kernel and shape. Of
+    the partitions that tie for it, ``is_best`` marks the one with the fewest communication SMs. ``relative``
+    is null where the point failed (``reason`` says why) and where no fixed partition is ok. Raises UsageError
+    if no fixed partition at all is ok.
     """
     rows = points.drawable(df)
     static = rows[rows["policy"] == "static"]

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-
 from mkbench.build.cpu import build_library
 from mkbench.build.source_hash import source_hash
 from mkbench.core.cluster import ClusterProfile
@@ -39,7 +38,8 @@ class SimPlatform:
             build_library(kernel)
         if plan.config.transport not in (None, "sim"):
             raise UsageError(
-                f"transport {plan.config.transport!r} does not exist on the simulator", hint="leave --transport out"
+                f"transport {plan.config.transport!r} does not exist on the simulator",
+                hint="leave --transport out",
             )
         self._cluster = plan.cluster
 
@@ -70,7 +70,8 @@ def _result(point: Point, cluster: ClusterProfile, future: Future[Measurement]) 
             try:
                 return alone.submit(measure, point, cluster).result()
             except BrokenProcessPool:
-                return Measurement(status="failed", message="the simulator's process died; that is a bug in mkbench")
+                message = "the simulator's process died; that is a bug in mkbench"
+                return Measurement(status="failed", message=message)
 
 
 def measure(point: Point, cluster: ClusterProfile) -> Measurement:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mkbench.build.layout import Layout
+from mkbench.build.library import Library
 from mkbench.core.bf16 import to_bf16
 from mkbench.core.cluster import ClusterProfile
 from mkbench.core.errors import EnvironmentProblem, UsageError
@@ -29,43 +29,37 @@ _POISON = 0xFFFF
 """A bf16 NaN in every output element before a run, so that one nobody writes shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """The compiled kernel and its structs."""
-
-    handle: ctypes.CDLL
-    layout: Layout
-
-
 @lru_cache(maxsize=4)
-def load(path: Path) -> Library:
-    """Load a library that `mkbench.build.cpu` built."""
-    handle = ctypes.CDLL(str(path))
-    address, double = ctypes.c_void_p, ctypes.c_double
-    for name, result, arguments in (
-        ("mk_sim_create", address, [address, address, ctypes.c_uint64]),
-        ("mk_sim_heap", address, [address, ctypes.c_int32]),
-        ("mk_sim_run", None, [address, address]),
-        ("mk_sim_latency_ns", double, [address, ctypes.c_int32]),
-        ("mk_sim_report", ctypes.c_char_p, [address]),
-        ("mk_sim_destroy", None, [address]),
-    ):
-        function = getattr(handle, name)
-        function.restype, function.argtypes = result, arguments
-    return Library(handle, Layout(handle))
+def load(path: Path) -> SimLibrary:
+    """Load a library that `mkbench.build.cpu` built, once."""
+    return SimLibrary(path)
+
+
+class SimLibrary(Library):
+    """A kernel's shared object with the simulator's entry points."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        handle = ctypes.c_void_p
+        self.create = self.function("mk_sim_create", handle, handle, handle, ctypes.c_uint64)
+        self.heap = self.function("mk_sim_heap", handle, handle, ctypes.c_int32)
+        self.run = self.function("mk_sim_run", None, handle, handle)
+        self.latency_ns = self.function("mk_sim_latency_ns", ctypes.c_double, handle, ctypes.c_int32)
+        self.report = self.function("mk_sim_report", ctypes.c_char_p, handle)
+        self.destroy = self.function("mk_sim_destroy", None, handle)
 
 
 class Simulation:
     """All ranks of one point, ready to run once.
 
-    `launches` run back to back, each with the next epoch. `stress` takes events in random order instead of the
-    order of time. `trace_capacity` events a block are recorded. Raises EnvironmentProblem if the heaps do not
-    fit into the address space. Free it with close(), or use it in a with statement.
+    `launches` run back to back, each with the next epoch. `stress` takes events in random order instead of
+    the order of time. `trace_capacity` events a block are recorded. Raises EnvironmentProblem if the heaps do
+    not fit into the address space. Free it with close(), or use it in a with statement.
     """
 
     def __init__(
         self,
-        library: Library,
+        library: SimLibrary,
         point: Point,
         cluster: ClusterProfile,
         *,
@@ -86,7 +80,7 @@ class Simulation:
         for rank, (record, _) in enumerate(ranks):
             self._params[rank] = record
         config = sim_config(library.layout, point, cluster, self.heap, seed, launches, stress)
-        self._handle = library.handle.mk_sim_create(
+        self._handle = library.create(
             config.ctypes.data, self._params.ctypes.data, self._params.dtype.itemsize
         )
         if not self._handle:
@@ -104,11 +98,11 @@ class Simulation:
 
     def close(self) -> None:
         """Free heaps and stacks; views into them must not be used any more."""
-        self._library.handle.mk_sim_destroy(self._handle)
+        self._library.destroy(self._handle)
 
     def view(self, rank: int, offset: int, count: int, dtype: Any) -> NDArray[Any]:
         """Return `count` elements of a rank's heap from byte `offset`, in place."""
-        base = self._library.handle.mk_sim_heap(self._handle, rank)
+        base = self._library.heap(self._handle, rank)
         size = count * np.dtype(dtype).itemsize
         return np.frombuffer((ctypes.c_char * size).from_address(base + offset), dtype=dtype, count=count)
 
@@ -133,11 +127,11 @@ class Simulation:
     def run(self) -> Result:
         """Run to the end, or until nothing can run any more."""
         record = self._library.layout.new("SimResult")
-        self._library.handle.mk_sim_run(self._handle, record.ctypes.data)
-        latency = self._library.handle.mk_sim_latency_ns
+        self._library.run(self._handle, record.ctypes.data)
+        latency = self._library.latency_ns
         return Result(
             status=STATUSES[int(record["status"])],
-            report=self._library.handle.mk_sim_report(self._handle).decode(),
+            report=self._library.report(self._handle).decode(),
             latencies_us=tuple(latency(self._handle, i) / 1e3 for i in range(self.launches)),
             payload_bytes=int(record["payload_bytes"]),
             commands=int(record["commands"]),
@@ -149,7 +143,8 @@ class Simulation:
         dtype = self._library.layout.dtype("HistoryRow")
         capacity = int(self._params["history_capacity"][rank])
         rows = self.view(rank, self.heap.offsets["history"], capacity, dtype)
-        return rows[rows["used"] == 1].copy()
+        written: Record = rows[rows["used"] == 1].copy()
+        return written
 
     def trace(self, rank: int) -> list[Record]:
         """Return the events of each block of `rank`: begin_ns, end_ns, role, task."""
@@ -173,13 +168,23 @@ class Result:
 
 
 def sim_config(
-    layout: Layout, point: Point, cluster: ClusterProfile, heap: HeapLayout, seed: int, launches: int, stress: bool
+    layout: Layout,
+    point: Point,
+    cluster: ClusterProfile,
+    heap: HeapLayout,
+    seed: int,
+    launches: int,
+    stress: bool,
 ) -> Record:
-    """Return the simulator's costs, from the cluster's hardware and network. Raises UsageError for a missing rate."""
+    """Return the simulator's costs, from the cluster's hardware and network.
+
+    Raises UsageError for a missing rate.
+    """
     hardware, network = cluster.hardware, cluster.network
     if point.nodes > 1 and network is None:
         raise UsageError(
-            f"cluster {cluster.name!r} describes no network between nodes", hint="choose a cluster of several nodes"
+            f"cluster {cluster.name!r} describes no network between nodes",
+            hint="choose a cluster of several nodes",
         )
     rates = network.gbps_per_gpu.value if network else 1.0
     slow_from, slow_factor = _network_slow(point)
@@ -217,7 +222,8 @@ def _network_slow(point: Point) -> tuple[float, float]:
     for fault in point.faults:
         if fault.kind != "network_slow":
             raise UsageError(
-                f"the simulator knows no fault {fault.kind!r}", hint="it knows network_slow, e.g. network_slow@500usx2"
+                f"the simulator knows no fault {fault.kind!r}",
+                hint="it knows network_slow, e.g. network_slow@500usx2",
             )
         return fault.at_us * 1e3, fault.factor
     return float("inf"), 1.0

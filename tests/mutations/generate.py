@@ -17,7 +17,6 @@ SOURCES = (
     "gemm_ar.cu",
     "mk/flags.h",
     "mk/command_queue.h",
-    "mk/controller.h",
     "mk/tiles.h",
     "mk/platform_cpu.h",
     "proxy/proxy.h",
