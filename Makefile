@@ -1,16 +1,17 @@
 # make sweep    set up what is missing and run the main job
+# make stress   thousands of random cases of the simulated kernels, in the order of time and in random order
 # make test     set up what is missing, lint, and run the tests
 # Variables: PYTHON (the interpreter that makes .venv), SWEEP (options of the main job), PYTEST (options of the tests)
 
 PYTHON ?= python3
 SWEEP  ?= gemm_ar
-PYTEST ?= -n auto --dist loadgroup
+PYTEST ?= -n auto --dist worksteal
 
 VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup setup-dev sweep test lint clean
+.PHONY: setup setup-dev sweep test stress lint clean
 
 # The stamps make a second call quick. `sweep` needs the first only, so it never waits for the test tools.
 setup: $(VENV)/.setup
@@ -39,6 +40,9 @@ sweep: setup
 
 test: setup-dev lint
 	$(BIN)/python -m pytest $(PYTEST)
+
+stress: setup-dev
+	$(BIN)/python -m pytest tests/platforms/test_sim_exact.py --hypothesis-profile stress
 
 lint: setup-dev
 	$(BIN)/ruff check .

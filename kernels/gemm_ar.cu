@@ -110,19 +110,21 @@ struct Map {
     return flags(p.local_rank, kind, major, by_rank ? p.local_ranks : p.nodes);
   }
 
-  // Counters follow the flags.
-  u64* counters() const { return at<u64>(p.local_rank, p.control_offset) + flag_words(); }
-  u64* compute_tickets() const { return counters(); }
-  u64* local_tickets() const { return counters() + 1; }
-  u64* receive_tickets() const { return counters() + 2; }
-  u64* broadcast() const { return counters() + 3; }
-  u64* received() const { return counters() + 4; }
-  u64* queue_full() const { return counters() + 5; }
-  u64* queue_heads() const { return counters() + 6; }
-  u64* summed(i32 chunk) const { return queue_heads() + p.rings + chunk; }
-  ControllerWords* controller() const { return reinterpret_cast<ControllerWords*>(summed(chunks())); }
+  // Counters follow the flags, then the queue's heads and one counter for each own chunk.
+  struct Counters {
+    ControllerWords controller;
+    u64 compute_tickets, local_tickets, receive_tickets;
+    u64 broadcast;   // own tiles that all ranks of the node have
+    u64 received;    // own tiles whose node sums are consumed
+    u64 queue_full;  // pushes that found their ring full
+  };
+  Counters& counters() const {
+    return *reinterpret_cast<Counters*>(at<u64>(p.local_rank, p.control_offset) + flag_words());
+  }
+  u64* queue_heads() const { return reinterpret_cast<u64*>(&counters() + 1); }
+  u64* summed(i32 chunk) const { return queue_heads() + p.rings + chunk; }  // tiles of a chunk in the node sum
   i64 control_bytes() const {
-    return (flag_words() + 6 + p.rings + chunks()) * i64(sizeof(u64)) + i64(sizeof(ControllerWords));
+    return i64(sizeof(Counters)) + (flag_words() + p.rings + chunks()) * i64(sizeof(u64));
   }
 
  private:
@@ -139,9 +141,10 @@ struct GemmAr {
   Controller& controller;
   Trace trace;
   CommandQueue queue;
-  i32 limit = 0;       // tiles that compute may still take; 0: any number
-  bool failed = false;
   u64 task_begin = 0;
+  bool one_tile = false;   // compute is to come back after one
+  bool stop = false;       // compute is to come back now
+  bool exhausted = false;  // compute found no tile left
 
   u64 now_value() const { return flag_value(p.epoch, 1); }
 
@@ -159,7 +162,7 @@ struct GemmAr {
 
   bool next(i32& tile) {
     if (stop) return false;
-    tile = claim(block, map.compute_tickets(), p.epoch);
+    tile = claim(block, &map.counters().compute_tickets, p.epoch);
     if (tile >= map.tiles()) {
       exhausted = true;
       return false;
@@ -182,8 +185,6 @@ struct GemmAr {
     stop = one_tile || controller.assign(block) != Role::compute;
   }
 
-  bool stop = false, exhausted = false, one_tile = false;
-
   Outcome compute(i32 tiles) {
     one_tile = tiles == 1;
     stop = false;
@@ -199,26 +200,26 @@ struct GemmAr {
     const i32 own = map.own_tiles();
     while (!may_lend || controller.assign(block) == Role::local) {
       if (p.nodes > 1) {
-        const i32 next = peek(block, map.receive_tickets(), p.epoch);
+        const i32 next = peek(block, &map.counters().receive_tickets, p.epoch);
         if (next < own && reached_all<Scope::system>(block, map.own(arrived, next / p.chunk_tiles), now_value())) {
-          const i32 slot = claim(block, map.receive_tickets(), p.epoch);
+          const i32 slot = claim(block, &map.counters().receive_tickets, p.epoch);
           if (slot < own && !receive(slot)) return Outcome::aborted;
           continue;
         }
       }
       if (may_lend) {
-        const i32 next = peek(block, map.local_tickets(), p.epoch);
+        const i32 next = peek(block, &map.counters().local_tickets, p.epoch);
         if (next >= own && p.nodes == 1) return Outcome::exhausted;
         if (next >= own || !reached_all<Scope::system>(block, map.own(ready, next), now_value())) return Outcome::yielded;
       }
-      i32 slot = claim(block, map.local_tickets(), p.epoch);
+      i32 slot = claim(block, &map.counters().local_tickets, p.epoch);
       if (slot < own) {
         if (!local(slot)) return Outcome::aborted;
         continue;
       }
       if (may_lend) continue;
       if (p.nodes == 1) return Outcome::exhausted;
-      slot = claim(block, map.receive_tickets(), p.epoch);
+      slot = claim(block, &map.counters().receive_tickets, p.epoch);
       if (slot >= own) return Outcome::exhausted;
       if (!receive(slot)) return Outcome::aborted;
     }
@@ -268,7 +269,7 @@ struct GemmAr {
                             : map.tiles_at(p.receive, map.bank(node, p.node) * p.slots + slot);
     });
     end(Role::receive, slot);
-    if (!completes<Scope::gpu>(block, map.received(), p.epoch, u32(map.own_tiles()))) return true;
+    if (!completes<Scope::gpu>(block, &map.counters().received, p.epoch, u32(map.own_tiles()))) return true;
     signal<Scope::gpu>(block, map.own(credit, 0).at(p.node), flag_value(p.epoch, 0));
     for (i32 step = 1; step < p.nodes; ++step)
       if (!queue.push(block, {CommandOp::put, (p.node + step) % p.nodes, u32(map.flag_index(credit, 0) + p.node), 0, 0, 0,
@@ -282,7 +283,7 @@ struct GemmAr {
     const i64 first = i64(map.row(tile)) * kTileM * p.ldb + i64(map.column(tile)) * kTileN;
     reduce(block, {p.ldb, map.rows_of(tile), map.cols_of(tile)}, sources, source, p.local_ranks,
            [&](i32 i) { return map.at<bf16>(i, p.out) + first; });
-    if (completes<Scope::system>(block, map.broadcast(), p.epoch, u32(map.own_tiles()))) say_finished();
+    if (completes<Scope::system>(block, &map.counters().broadcast, p.epoch, u32(map.own_tiles()))) say_finished();
   }
 
   void say_finished() {
@@ -294,12 +295,12 @@ struct GemmAr {
 void gemm_ar(Block& block, const Params& p) {
   const Map map{p};
   const u32 tiles = u32(map.tiles()), own = u32(map.own_tiles());
-  Controller controller{map.controller(), map.at<HistoryRow>(p.local_rank, p.history_offset), p.history_capacity, p.epoch,
+  Controller controller{&map.counters().controller, map.at<HistoryRow>(p.local_rank, p.history_offset), p.history_capacity, p.epoch,
                         Policy(p.policy), p.blocks, p.comm_sms, {0, tiles, own, 0, p.nodes > 1 ? own : 0}, now_ns(block)};
   GemmAr kernel{block, p, map, controller,
                 {map.at<TraceEvent>(p.local_rank, p.trace_offset), p.trace_capacity},
                 {reinterpret_cast<u64*>(p.ring_slots), reinterpret_cast<u64*>(p.ring_tails), map.queue_heads(),
-                 map.queue_full(), p.rings, p.ring_depth}};
+                 &map.counters().queue_full, p.rings, p.ring_depth}};
   const bool first = block.index == 0 && block.leader();
   if (first) controller.record(block);
   run_roles(block, controller, [&](i32 limit) { return kernel.compute(limit); },

@@ -41,7 +41,7 @@ class ThreadMachine final : public Machine {
   AbortRecord& record() { return record_; }
 
   u64 now_ns(Block&) override { return monotonic_ns(); }
-  void before_access(Block&, const u64*, Scope, bool) override {}
+  void before_access(Block&, const u64*, i32, Scope, bool) override {}
   void after_write(Block&, const u64*, Scope) override {}
   void charge_gemm(Block&, i32, i32) override {}
   void charge_store(Block&, i64) override {}

@@ -112,7 +112,7 @@ struct Controller {
     const float measured = cost(block, Role::receive, received), receive = measured == 0.0f ? local : measured;
     const float communication = float(left(Role::local, reduced)) * local + float(left(Role::receive, received)) * receive;
     const float all = communication + float(left(Role::compute, computed)) * compute;
-    return all == 0.0f ? initial : i32(float(blocks) * communication / all) + 1;
+    return all == 0.0f ? target(block) : i32(float(blocks) * communication / all) + 1;
   }
 
   // Once a period, by the block that is first to finish a task in it.

@@ -31,8 +31,8 @@ struct Machine {
   bool payload = true;  // false: data is elided, flags and counters are not
   virtual ~Machine() = default;
   virtual u64 now_ns(Block&) = 0;
-  // Called before each access to a word that others can see: the simulator charges it and lets earlier events go first.
-  virtual void before_access(Block&, const u64* word, Scope, bool writes) = 0;
+  // Called before each access to words that others can see: the simulator charges it and lets earlier events go first.
+  virtual void before_access(Block&, const u64* words, i32 count, Scope, bool writes) = 0;
   virtual void after_write(Block&, const u64* word, Scope) = 0;
   // Returns once it is worth looking again, or false when the wait is to be given up.
   virtual bool idle(Block&, const Awaited&, u64& attempts) = 0;

@@ -55,16 +55,16 @@ constexpr std::memory_order std_order(Order order) {
 }
 
 // The point in the simulator's time at which this block's next compare_exchange takes place.
-template <Scope scope> void arrive(Block& block, const u64* word) { block.machine->before_access(block, word, scope, true); }
+template <Scope scope> void arrive(Block& block, const u64* word) { block.machine->before_access(block, word, 1, scope, true); }
 
 template <Order order, Scope scope> u64 load(Block& block, const u64* word) {
-  if (order != Order::relaxed) block.machine->before_access(block, word, scope, false);
+  if (order != Order::relaxed) block.machine->before_access(block, word, 1, scope, false);
   return std::atomic_ref<u64>(*const_cast<u64*>(word)).load(std_order(order));
 }
 
 // By the whole block: the first of `count` words below `at_least` and what it holds, or `count`.
 template <Order order, Scope scope> i32 first_below(Block& block, const u64* words, i32 count, u64 at_least, u64& seen) {
-  block.machine->before_access(block, words, scope, false);
+  block.machine->before_access(block, words, count, scope, false);
   for (i32 i = 0; i < count; ++i) {
     seen = std::atomic_ref<u64>(const_cast<u64&>(words[i])).load(std_order(order));
     if (seen < at_least) return i;
@@ -73,13 +73,13 @@ template <Order order, Scope scope> i32 first_below(Block& block, const u64* wor
 }
 
 template <Order order, Scope scope> void store(Block& block, u64* word, u64 value) {
-  block.machine->before_access(block, word, scope, true);
+  block.machine->before_access(block, word, 1, scope, true);
   std::atomic_ref<u64>(*word).store(value, std_order(order));
   block.machine->after_write(block, word, scope);
 }
 
 template <Order order, Scope scope> u64 fetch_add(Block& block, u64* word, u64 n) {
-  block.machine->before_access(block, word, scope, true);
+  block.machine->before_access(block, word, 1, scope, true);
   return std::atomic_ref<u64>(*word).fetch_add(n, std_order(order));
 }
 

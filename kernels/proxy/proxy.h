@@ -93,8 +93,9 @@ template <class Transport> class Proxy {
     u64* slot = reinterpret_cast<u64*>(config_.ring_slots) + 2 * (u64(ring) * depth + position % depth);
     packed.first = std::atomic_ref<u64>(slot[0]).load(std::memory_order_acquire);
     if (packed.first >> 63 != lap) return false;
-    // Ordered by the acquire above; the bit is checked all the same, since half a command must never be carried out.
-    packed.second = std::atomic_ref<u64>(slot[1]).load(std::memory_order_relaxed);
+    // Ordered by the acquire above, and by the tail against who overwrites it; read plainly, so that ThreadSanitizer
+    // sees if it is not. The bit is checked all the same, since half a command must never be carried out.
+    packed.second = slot[1];
     return packed.second >> 63 == lap;
   }
 

@@ -57,7 +57,7 @@ void land(const WirePut& put, bool payload, const u8* source, u8* destination, u
     std::memcpy(destination, put.first_half.get(), half);
     std::memcpy(destination + half, source + half, put.bytes - half);
   }
-  std::atomic_ref<u64>(*flag).store(put.flag_value, std::memory_order_release);
+  release_flag(*flag, put.flag_value);
 }
 
 }  // namespace mk

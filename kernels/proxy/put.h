@@ -37,9 +37,10 @@ struct Bounds {
 };
 
 // What the payload's writer did before is visible to whoever acquires the flag.
+inline void release_flag(u64& word, u64 value) { std::atomic_ref<u64>(word).store(value, std::memory_order_release); }
+
 inline void set_flag(u8* heap, const Bounds& bounds, u64 index, u64 value) {
-  u64& word = reinterpret_cast<u64*>(heap + bounds.control_offset)[index];
-  std::atomic_ref<u64>(word).store(value, std::memory_order_release);
+  release_flag(reinterpret_cast<u64*>(heap + bounds.control_offset)[index], value);
 }
 
 inline u8* heap_at(u64 address) { return reinterpret_cast<u8*>(address); }

@@ -217,7 +217,7 @@ Word* Simulation::word_of(const u64* address, Rank*& where) {
 
 u64 Simulation::now_ns(Block& block) { return task_of(block).time / Picoseconds(kPicosPerNano); }
 
-void Simulation::before_access(Block& block, const u64* word, Scope scope, bool writes) {
+void Simulation::before_access(Block& block, const u64* words, i32 count, Scope scope, bool writes) {
   BlockTask& task = task_of(block);
   // The compute role claims ahead and signals behind its main loop; what that costs is in tile_overhead_ns.
   if (block.role != u32(Role::compute))
@@ -226,7 +226,7 @@ void Simulation::before_access(Block& block, const u64* word, Scope scope, bool 
   if (task.time > picos(double(config_.time_limit_ns)))
     fail(SimStatus::time_limit, "the launch did not end within " + std::to_string(config_.time_limit_ns / 1000) +
                                     " us of simulated time; raise the deadline if that is too short");
-  check(task, word, scope, writes);
+  for (i32 i = 0; i < count; ++i) check(task, words + i, scope, writes);
 }
 
 void Simulation::check(BlockTask& task, const u64* address, Scope scope, bool writes) {
@@ -251,7 +251,9 @@ void Simulation::check(BlockTask& task, const u64* address, Scope scope, bool wr
 
 void Simulation::after_write(Block& block, const u64* address, Scope scope) {
   BlockTask& task = task_of(block);
-  const Picoseconds visible = task.time + picos(scope == Scope::gpu ? config_.flag_gpu_ns : config_.flag_system_ns);
+  // A writer that was charged for its release has already waited for it; the compute role goes on meanwhile.
+  const double flag_ns = scope == Scope::gpu ? config_.flag_gpu_ns : config_.flag_system_ns;
+  const Picoseconds visible = task.time + (block.role == u32(Role::compute) ? picos(flag_ns) : 0);
   Rank* where = nullptr;
   if (Word* word = word_of(address, where)) {
     word->writer = task.rank->index;

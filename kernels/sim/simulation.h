@@ -69,7 +69,7 @@ class Simulation final : public Machine {
 
   // Machine
   u64 now_ns(Block& block) override;
-  void before_access(Block& block, const u64* word, Scope scope, bool writes) override;
+  void before_access(Block& block, const u64* words, i32 count, Scope scope, bool writes) override;
   void after_write(Block& block, const u64* word, Scope scope) override;
   bool idle(Block& block, const Awaited& awaited, u64& attempts) override;
   bool aborted(Block&) override { return failed_; }

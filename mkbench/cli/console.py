@@ -42,7 +42,7 @@ def print_table(
 
     With `fold` long cells are folded where the terminal is too narrow; numbers must stay whole.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in header:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:

@@ -1,5 +1,6 @@
 """What a failure looks like: one line on stderr that says what to do next, and an exit code."""
 
+import errno
 import os
 import sys
 import traceback
@@ -47,6 +48,8 @@ def _describe(error: Exception) -> tuple[int, str]:
         return error.exit_code, _line(error.format_message().rstrip("."), f"see {path} --help")
     if isinstance(error, click.ClickException):
         return error.exit_code, _line(error.format_message(), None)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentProblem.exit_code, _line(f"cannot write: {error.strerror}", "make room")
     if isinstance(error, click.Abort):
         return INTERRUPTED_EXIT_CODE, "Error: interrupted"
     what = f"this is a bug in mkbench: {type(error).__name__}: {error}"

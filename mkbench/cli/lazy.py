@@ -45,7 +45,8 @@ class LazyGroup(click.Group):
         try:
             code = super().main(args, prog_name, **extra)
             # A broken pipe must surface here and not while the interpreter shuts down.
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is None where the shell closed it
+                sys.stdout.flush()
         except Exception as error:
             from mkbench.cli.failures import report
 

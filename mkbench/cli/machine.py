@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,8 +62,8 @@ def _python() -> Finding:
 
 def _compiler() -> Finding:
     fix = "apt-get install g++"
-    name = os.environ.get("CXX", "g++")
-    version = _first_line(name, "-dumpfullversion", "-dumpversion")
+    name = os.environ.get("CXX") or "g++"
+    version = _first_line(*shlex.split(name), "-dumpfullversion", "-dumpversion")
     if version is None:
         return Finding("g++", False, f"no {name}", "sim, host", fix)
     major = version.split(".")[0]

@@ -13,6 +13,7 @@ from mkbench import platforms
 from mkbench.cli.console import print_line, reporter
 from mkbench.cli.failures import Interrupted
 from mkbench.cli.ranks import is_speaker
+from mkbench.cli.signals import ended_in_order
 from mkbench.cli.tables import plan_header
 from mkbench.core.errors import EnvironmentProblem, PartialResults, UsageError
 from mkbench.core.plan import Plan
@@ -42,7 +43,7 @@ def measure(plan: Plan, path: Path, *, resume: bool = False) -> list[Record] | N
     if done:
         print_line(f"resuming: {done} of {len(plan.points)} points are there already")
     try:
-        with reporter(len(plan.points), done) as watcher:
+        with ended_in_order(), reporter(len(plan.points), done) as watcher:
             return run_plan(plan, run, chosen, watcher.on_record)
     except KeyboardInterrupt:
         kept = len(run.done_keys())
@@ -67,9 +68,14 @@ def measure_one(plan: Plan, path: Path | None) -> Record | None:
     return records[0] if records else None
 
 
-def conclude(records: Sequence[Record]) -> None:
-    """Raise the error that `records` amount to, if they do: the exit code of a command that measured them."""
+def conclude(records: Sequence[Record], *, kept: bool = True) -> None:
+    """Raise the error that `records` amount to, if they do: the exit code of a command that measured them.
+
+    `kept`: whether the records are on disk, where the whole report can be read.
+    """
     error = verdict(records)
+    if error is not None and not kept:
+        error.hint = "keep the record, which holds the whole report, with --out"
     if isinstance(error, PartialResults) and not any(record["status"] == "ok" for record in records):
         # Nothing is partial about no result at all: what was tried cannot run here.
         raise EnvironmentProblem(error.message, error.hint)

@@ -70,4 +70,7 @@ def parse_shape(text: str | None) -> dict[str, int] | None:
     pairs = [part.partition("=") for part in text.split(",")]
     if not all(name.strip() and equals for name, equals, _ in pairs):
         raise UsageError(f"shape {text!r} is malformed", hint="write m=4096,n=4096,k=512")
+    names = [name.strip() for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise UsageError(f"shape {text!r} gives a dimension twice", hint="write m=4096,n=4096,k=512")
     return {name.strip(): parse_size(extent) for name, _, extent in pairs}

@@ -58,4 +58,4 @@ def command(
     record = measure_one(make_plan(config), out)
     if record is not None:
         print_record(record)
-        conclude([record])
+        conclude([record], kept=out is not None)

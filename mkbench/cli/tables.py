@@ -9,7 +9,8 @@ from typing import Any
 from mkbench.cli.console import outcome, print_line, print_table, shape_name
 from mkbench.core.plan import Plan
 from mkbench.core.selection import best_static
-from mkbench.core.units import format_bytes, format_us
+from mkbench.core.statistics import ratio_ci
+from mkbench.core.units import format_bytes, format_tflops, format_us, plural
 
 Record = Mapping[str, Any]
 
@@ -34,8 +35,7 @@ NUMBERS = (
 def plan_header(plan: Plan) -> str:
     """One line: what is measured and where, with "simulated" said plainly."""
     cluster, config = plan.cluster, plan.config
-    count = f"{len(plan.points)} point{'s' if len(plan.points) > 1 else ''}"
-    nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
+    count, nodes = plural(len(plan.points), "point"), plural(cluster.nodes, "node")
     return (
         f"{', '.join(config.kernels)}: {count} on {cluster.name} ({nodes} x {cluster.ranks_per_node} ranks "
         f"of {cluster.hardware.name}, {cluster.hardware.blocks} blocks each), {WHERE[config.platform]}"
@@ -72,11 +72,19 @@ def print_results(records: Sequence[Record]) -> None:
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     table = [[row[i] for i in kept] for row in rows]
     print_table([columns[i] for i in kept], table, right=("size", *NUMBERS))
+    # Again, since the end of the output is what gets copied: the header is far above.
+    print_line(f"{WHERE[records[0]['platform']]}{_not_verified(records)}")
 
 
 def print_record(record: Record) -> None:
     """Everything about one point, one line a fact."""
     print_table(("what", "value"), list(_facts(record)))
+    print_line(WHERE[record["platform"]])
+
+
+def _not_verified(records: Sequence[Record]) -> str:
+    unchecked = sum(record["check"] is None and record["status"] == "ok" for record in records)
+    return f"; results of {plural(unchecked, 'point')} not verified (data off)" if unchecked else ""
 
 
 def _row(records: list[Record]) -> tuple[str, ...]:
@@ -88,7 +96,7 @@ def _row(records: list[Record]) -> tuple[str, ...]:
     adaptive = next((record for record in records if record["policy"] == "adaptive"), None)
     ratio = ""
     if lowest and adaptive and adaptive["latency_us"]:
-        ratio = f"{_median(adaptive) / _median(lowest):.3f}"
+        ratio = _ratio(adaptive, lowest)
     network = max(record["network_bytes"] for record in records)
     return (
         first["kernel"],
@@ -112,12 +120,14 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     if latency:
         yield "latency", f"{outcome(record)}, 95 % CI: {_interval(record)}, n = {latency['n']}"
         yield "stopped after", record["stop"]
-        yield "throughput", f"{record['tflops_per_gpu']:.3g} TFLOPS a rank"
+        yield "throughput", f"{format_tflops(record['tflops_per_gpu'])} a rank"
     if record["lower_bound_us"] is not None:
         yield "lower bound", format_us(record["lower_bound_us"])
     roles = record["partition"].items()
-    yield "partition", ", ".join(f"{blocks} blocks {role}" for role, blocks in roles)
-    yield "network", f"{format_bytes(record['network_bytes'])} in {record['commands']} proxy commands"
+    start = "at the start: " if record["policy"] == "adaptive" else ""
+    yield "partition", start + ", ".join(f"{plural(blocks, 'block')} {role}" for role, blocks in roles)
+    commands = plural(record["commands"], "proxy command")
+    yield "network", f"{format_bytes(record['network_bytes'])} in {commands}"
     check = record["check"]
     if check is None:
         yield "check", "not verified"
@@ -125,7 +135,15 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "check", f"{check['mismatches']} of {check['elements']} elements are wrong"
         yield "first wrong", check["first"]
     else:
-        yield "check", f"all {check['elements']} elements are right"
+        yield "check", f"all {check['elements']} elements are right, on {plural(record['ranks'], 'rank')}"
+
+
+def _ratio(record: Record, base: Record) -> str:
+    ratio = f"{_median(record) / _median(base):.3f}"
+    if max(record["latency_us"]["n"], base["latency_us"]["n"]) == 1:
+        return ratio
+    low, high = ratio_ci(record["samples_us"], base["samples_us"])
+    return f"{ratio} ({low:.3f} to {high:.3f})"
 
 
 def _brief(record: Record) -> str:

@@ -18,6 +18,10 @@ PLATFORMS = ("auto", "sim", "host", "cuda")
 POLICIES = ("static", "adaptive")
 TRANSPORTS = ("sim", "shm", "tcp")
 
+MAX_SAMPLES = 1_000_000
+MAX_DEADLINE_S = 1e6
+"""Eleven days: a longer wait is a slip, and the kernel counts it in 64 bits of nanoseconds."""
+
 
 def _names(value: object) -> object:
     parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -45,6 +49,7 @@ def _known_faults(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[int, Field(ge=1, strict=True)]
 # The plan knows the cluster, so that it can name both limits.
 Count = Annotated[int, Field(strict=True)]
@@ -59,17 +64,17 @@ class SweepConfig(Strict):
     comm_sms: Annotated[tuple[Count, ...], BeforeValidator(_axis), Field(min_length=1)] | None = None
     policies: Names = POLICIES
     platform: str = "auto"
-    cluster: str | None = None
+    cluster: Name | None = None
     nodes: Positive | None = None
     ranks_per_node: Positive | None = None
-    transport: str | None = None
-    samples: Positive | None = None
+    transport: Name | None = None
+    samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES, strict=True)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] = 0
-    data: bool | None = None
+    data: Annotated[bool, Field(strict=True)] | None = None
     family: Literal["exact", "normal"] = "exact"
     chunk_tiles: Positive | None = None
     start_comm_sms: Count | None = None
-    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S, allow_inf_nan=False)] = 20.0
     faults: tuple[str, ...] = ()
 
     def model_post_init(self, context: object) -> None:

@@ -8,6 +8,7 @@ from mkbench.core.config import SweepConfig
 from mkbench.core.defaults import resolved, resolved_cluster
 from mkbench.core.errors import UsageError
 from mkbench.core.faults import Fault, parse_fault
+from mkbench.core.limits import check_limits
 from mkbench.core.memory import check_memory
 from mkbench.core.point import Point
 from mkbench.core.workloads import workload
@@ -37,6 +38,7 @@ def make_plan(config: SweepConfig) -> Plan:
         for size, shape in _shapes(config, workload(kernel), cluster.ranks):
             points += _points(config, cluster, workload(kernel), size, shape)
     for point in points:
+        check_limits(point)
         check_memory(point, cluster)
     return Plan(tuple(points), config, cluster)
 

@@ -63,6 +63,6 @@ def validated(model: type[Model], data: dict[str, Any], where: str) -> Model:
         key = ".".join(str(part) for part in first["loc"]) or "settings"
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             raise unknown("key", key, model.model_fields, f" in {where}") from None
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = first["msg"].removeprefix("Value error, ").replace("valid tuple", "valid list")
         given = "" if first["type"] == "missing" else f" (got {first['input']!r})"
         raise UsageError(f"{where}: {key}: {reason}{given}", hint="correct that setting") from None

@@ -8,6 +8,7 @@ from mkbench.core.measurement import Measurement
 from mkbench.core.partition import Partition
 from mkbench.core.point import Point
 from mkbench.core.statistics import summarise
+from mkbench.core.units import plural
 
 SCHEMA_VERSION = 1
 
@@ -58,7 +59,7 @@ def make_record(point: Point, measurement: Measurement, env: Mapping[str, Any]) 
         else None,
         "controller": measurement.controller,
         "seed": point.seed,
-        "stop": details.pop("stop", f"{len(samples)} samples" if samples else None),
+        "stop": details.pop("stop", plural(len(samples), "sample") if samples else None),
         "env": digest(env),
         "details": details,
         "meta": measurement.meta,

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
+from mkbench.core.units import plural
+
 RESAMPLES = 2000
 
 
@@ -41,6 +43,24 @@ def bootstrap_ci(samples: Sequence[float], level: float = 0.95, seed: int = 0) -
     draws = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
     medians = np.median(values[draws], axis=1)
     low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def ratio_ci(
+    numerator: Sequence[float], denominator: Sequence[float], level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of median(numerator) / median(denominator).
+
+    Both sets are drawn independently: it holds for samples that were not taken in pairs.
+    """
+    if not numerator or not denominator:
+        raise ValueError("no samples")
+    generator = np.random.default_rng(seed)
+    above, below = (
+        np.median(values[generator.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
+        for values in (np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
+    )
+    low, high = np.quantile(above / below, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
@@ -80,7 +100,7 @@ class SampleCount:
         return self._seen >= self._count
 
     def describe(self) -> str:
-        return f"{self._seen} samples"
+        return plural(self._seen, "sample")
 
 
 class Budget:

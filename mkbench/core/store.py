@@ -1,20 +1,26 @@
 """A run is a directory: plan.toml (what was asked), env.json (where), records.jsonl (what came out)."""
 
+import errno
+import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mkbench.core import environment
 from mkbench.core.errors import EnvironmentProblem, UsageError
 from mkbench.core.plan import Plan
+from mkbench.core.record import SCHEMA_VERSION
 from mkbench.core.toml import dump_toml
 
 SETTLED = ("ok", "wrong", "oom", "unsupported", "build_failed")
 """Statuses that a second try would not change; `hang` and `failed` are tried again on resume."""
+
+
+LOCK = ".lock"
 
 
 def default_run_dir(cluster: str) -> Path:
@@ -30,17 +36,23 @@ class RunDirectory:
         self.env = env
         self.records_path = path / "records.jsonl"
         self._recovered = False
+        self._lock_file: IO[str] | None = None
 
     @classmethod
     def create(cls, path: Path, plan: Plan, *, resume: bool = False) -> "RunDirectory":
         """Return the directory of `plan`, new, or with `resume` the one that an interrupted run left.
 
         Raises UsageError, with nothing written, if there are results and `resume` is off, if `path` holds
-        something else, or if it holds another plan (naming the first setting that differs).
+        something else, if another process writes to it, or if it holds another plan (naming the first setting
+        that differs).
         """
         refuse_occupied(path, plan, resume=resume)
         run = cls(path, environment.stamp())
         try:
+            path.mkdir(parents=True, exist_ok=True)
+            run._lock()
+            # Once more: another run may have started here since.
+            refuse_occupied(path, plan, resume=resume)
             run._write_headers(plan)
         except OSError as error:
             message = f"cannot write {path}: {error.strerror}"
@@ -50,11 +62,13 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Return an existing run, to read. Raises UsageError if `path` is none."""
+        """Return an existing run, to read.
+
+        Raises UsageError if `path` is none, EnvironmentProblem if its files are damaged.
+        """
         if not (path / "plan.toml").is_file():
             raise UsageError(f"{path} is not a run directory", hint="give a folder that --out named")
-        env = json.loads((path / "env.json").read_text(encoding="utf-8"))
-        return cls(path, env)
+        return cls(path, _parsed(path / "env.json", json.loads))
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record durably.
@@ -105,17 +119,36 @@ class RunDirectory:
             try:
                 record: dict[str, Any] = json.loads(line)
                 record["key"], record["status"]
+                schema = record.get("schema", SCHEMA_VERSION)
             except (ValueError, TypeError, KeyError) as error:
                 raise EnvironmentProblem(
                     f"{self.records_path} line {number} is not a record", hint="remove that line"
                 ) from error
+            if schema != SCHEMA_VERSION:
+                raise EnvironmentProblem(
+                    f"{self.records_path} line {number} has schema {schema}, this mkbench reads "
+                    f"{SCHEMA_VERSION}",
+                    hint="use the mkbench that wrote it, or measure again in another --out",
+                )
             yield record
 
+    def _lock(self) -> None:
+        """Keep other processes out until this one ends, however it ends. Forked workers do not hold it."""
+        file = (self.path / LOCK).open("w")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise UsageError(
+                    f"another mkbench is writing to {self.path}", hint="wait for it, or choose another --out"
+                ) from error
+            # Some network file systems have no locks: then it is up to the user.
+        self._lock_file = file
+
     def _write_headers(self, plan: Plan) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(dict(self.env), indent=2, sort_keys=True) + "\n"
         env_path = self.path / "env.json"
-        if env_path.exists() and env_path.read_text(encoding="utf-8") != text:
+        if env_path.exists() and _parsed(env_path, json.loads) != self.env:
             env_path = self.path / f"env-{environment.digest(self.env)}.json"
         _replace(env_path, text)
         # Last, since it is what makes the folder a run.
@@ -126,14 +159,14 @@ def refuse_occupied(path: Path, plan: Plan, *, resume: bool) -> None:
     """Raise UsageError if `plan` must not write to `path`; touches nothing."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file", hint="choose another --out")
-    if not path.exists() or not {entry.name for entry in path.iterdir()} - {"env.json"}:
+    if not path.exists() or not {entry.name for entry in path.iterdir()} - {"env.json", LOCK}:
         return
     plan_path = path / "plan.toml"
     if not plan_path.is_file():
         raise UsageError(f"{path} is not empty and holds no run", hint="choose another --out")
     if not resume:
         raise UsageError(f"{path} holds a run", hint="continue it with --resume, or choose another --out")
-    asked = tomllib.loads(plan_path.read_text(encoding="utf-8"))
+    asked = _parsed(plan_path, tomllib.loads)
     wanted = tomllib.loads(dump_toml(plan.config.model_dump(mode="json")))
     for key in type(plan.config).model_fields:
         if asked.get(key) != wanted.get(key):
@@ -142,6 +175,17 @@ def refuse_occupied(path: Path, plan: Plan, *, resume: bool) -> None:
                 f"{wanted.get(key, 'not set')} now",
                 hint="repeat the first command with --resume, or choose another --out",
             )
+
+
+def _parsed(path: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a file of a run holds. Raises EnvironmentProblem if it is missing or damaged."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise EnvironmentProblem(
+            f"cannot read {path}: {reason}", hint="restore that file, or measure again in another --out"
+        ) from error
 
 
 def _replace(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ import re
 from mkbench.core.errors import UsageError
 
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"([0-9]{1,12})\s*([KMGT]?)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18})\s*([KMGT]?)", re.IGNORECASE)
 _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
@@ -49,10 +49,17 @@ def format_bytes(amount: int) -> str:
 
 
 def format_us(us: float) -> str:
-    """Return a time given in microseconds: 74.2 -> "74.2 us", 28416 -> "28.4 ms"."""
+    """Return a time given in microseconds: 74.2 -> "74.2 us", 28416 -> "28.4 ms", 0.05 -> "50.0 ns"."""
+    if 0 < us < 0.1:
+        return f"{_three_digits(us * 1e3)} ns"
     if us < 1e3:
         return f"{_three_digits(us)} us"
     return f"{_three_digits(us / 1e3)} ms" if us < 1e6 else f"{_three_digits(us / 1e6)} s"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 sample" or "3 samples"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_tflops(tflops: float) -> str:

@@ -32,6 +32,8 @@ CASES = {
     "unknown key": (("sweep", "--config", "bad.toml"), 2, "did you mean 'sizes'?"),
     "malformed shape": (("run", "gemm_ar", *SIM, "--shape", "300"), 2, "m=4096,n=4096,k=512"),
     "unknown dimension": (("run", "gemm_ar", *SIM, "--shape", "m=1,n=1,q=1"), 2, "'q'"),
+    "dimension twice": (("run", "gemm_ar", *SIM, "--shape", "m=1,m=2,n=1,k=1"), 2, "twice"),
+    "endless deadline": (("run", "gemm_ar", *SIM, "--deadline", "1e300"), 2, "deadline"),
     "run of many points": (("run", "gemm_ar", *SIM, "--size", "512,1024"), 2, "mkbench sweep"),
     "unknown list": (("list", "kernel"), 2, "did you mean 'kernels'?"),
     "unknown figure": (("figures", "fig33"), 2, "did you mean 'fig3'?"),
@@ -103,3 +105,14 @@ def assert_one_line(exit_code, stdout, stderr, code, says):
     assert stderr.startswith("Error: ")
     assert stderr.count("\n") == 1
     assert says.lower() in stderr.lower()
+
+
+@pytest.mark.parametrize("words", [("list",), ("--help",)])
+def test_output_that_cannot_be_written(words, tmp_path):
+    mkbench = [sys.executable, "-c", "from mkbench.cli import main; main()", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(mkbench, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert_one_line(done.returncode, "", done.stderr, 3, "no space left")
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *mkbench]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -47,3 +47,19 @@ def test_a_hang_says_who_waits(fake, mkbench):
     result = mkbench(*RUN)
     assert result.exit_code == 4
     assert "rank 3 block 7 waits for flag ready" in result.stderr
+
+
+def test_the_report_of_a_failed_run_is_where_the_hint_says(fake, mkbench):
+    fake.behave = lambda point: Measurement("hang", message="rank 3 waits")
+    assert "with --out" in mkbench(*RUN).stderr
+    assert "the record holds the whole report" in mkbench(*RUN, "--out", "out").stderr
+
+
+def test_what_was_simulated_is_said_last_too(fake, mkbench):
+    assert mkbench(*RUN).stdout.splitlines()[-1].startswith("simulated: ")
+
+
+def test_where_the_controller_started_is_not_taken_for_the_whole_launch(fake, mkbench):
+    assert "at the start: " in mkbench(*RUN, "--policy", "adaptive").stdout
+    assert "at the start: " not in mkbench(*RUN, "--comm-sms", "1").stdout
+    assert " 1 block communication" in mkbench(*RUN, "--comm-sms", "1").stdout

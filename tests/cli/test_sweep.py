@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,30 @@ def test_interrupt_keeps_the_records_and_says_how_to_resume(fake, mkbench, monke
     assert len(fake.measured) == 4
     assert "4 of 8 points are there already" in result.stdout
     assert len(records(run)) == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_ending_signal_is_an_interrupt(fake, mkbench, number):
+    before = signal.getsignal(number)
+    fake.behave = lambda point: os.kill(os.getpid(), number) if point.size == 4096 else None
+    result = mkbench(*SWEEP, "--out", "out")
+    assert result.exit_code == 130
+    assert "4 of 8 points are kept in out" in result.stderr
+    assert signal.getsignal(number) == before
+
+
+def test_the_table_says_simulated_and_not_verified_below_it(fake, mkbench):
+    lines = mkbench(*SWEEP, "--out", "out").stdout.splitlines()
+    (below,) = (line for line in lines[1:] if line.startswith("simulated"))
+    assert below.endswith("results of 8 points not verified (data off)")
+
+
+def test_a_ratio_of_noisy_latencies_has_its_interval(fake, mkbench):
+    def noisy(point):
+        return Measurement("ok", (50.0, 60.0, 70.0), network_bytes=point.network_bytes)
+
+    fake.behave = noisy
+    assert "1.000 (0.714 to 1.400)" in mkbench(*SWEEP, "--samples", "3").stdout
 
 
 def test_a_directory_with_a_run_is_refused_without_resume(fake, mkbench):

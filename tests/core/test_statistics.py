@@ -10,6 +10,7 @@ from mkbench.core.statistics import (
     Stopping,
     bootstrap_ci,
     median,
+    ratio_ci,
     summarise,
 )
 
@@ -83,3 +84,11 @@ def test_narrow_interval_takes_longer_the_noisier_the_stream() -> None:
 
 def test_narrow_interval_never_trusts_two_modes() -> None:
     assert samples_until_finished(NarrowInterval(), [100.0, 150.0] * 30) is None
+
+
+def test_a_ratio_carries_the_spread_of_both_sides() -> None:
+    low, high = ratio_ci([9.0, 10.0, 11.0] * 4, [4.0, 5.0, 6.0] * 4)
+    assert 9 / 6 <= low < 2.0 < high <= 11 / 4
+    assert ratio_ci([10.0], [5.0]) == (2.0, 2.0)
+    with pytest.raises(ValueError, match="no samples"):
+        ratio_ci([], [1.0])

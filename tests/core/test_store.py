@@ -1,5 +1,7 @@
 import errno
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -197,3 +199,56 @@ def test_toml_round_trip(settings: dict[str, Any]) -> None:
 def test_default_directory_names_the_cluster() -> None:
     assert store.default_run_dir("1x8-h100").parts[:2] == ("results", "runs")
     assert store.default_run_dir("1x8-h100").name.endswith("Z-1x8-h100")
+
+
+@pytest.mark.parametrize("name", ["plan.toml", "env.json"])
+@pytest.mark.parametrize("damage", [b"{ [", b"\xff\xfe"])
+def test_a_damaged_file_is_named(tmp_path: Path, plan: Plan, name: str, damage: bytes) -> None:
+    RunDirectory.create(tmp_path / "run", plan)
+    (tmp_path / "run" / name).write_bytes(damage)
+    with pytest.raises(EnvironmentProblem, match=f"cannot read .*{name}") as caught:
+        RunDirectory.create(tmp_path / "run", plan, resume=True)
+    assert "restore" in (caught.value.hint or "")
+
+
+def test_a_missing_stamp_is_named(tmp_path: Path, plan: Plan) -> None:
+    RunDirectory.create(tmp_path / "run", plan)
+    (tmp_path / "run" / "env.json").unlink()
+    with pytest.raises(EnvironmentProblem, match=r"cannot read .*env\.json: No such file"):
+        RunDirectory.open(tmp_path / "run")
+
+
+def test_records_of_another_schema_are_refused(tmp_path: Path, plan: Plan) -> None:
+    run = RunDirectory.create(tmp_path / "run", plan)
+    run.append(records_of(plan)[0] | {"schema": 0})
+    with pytest.raises(EnvironmentProblem, match="line 1 has schema 0, this mkbench reads 1"):
+        run.records()
+
+
+def test_one_process_at_a_time_writes_to_a_directory(tmp_path: Path, plan: Plan) -> None:
+    path = tmp_path / "run"
+    RunDirectory.create(path, plan)
+    before = snapshot(path)
+    # A lock is the process's own: the other writer has to be another process.
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_LOCK, str(path / store.LOCK)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(UsageError, match="another mkbench is writing"):
+            RunDirectory.create(path, plan, resume=True)
+        assert snapshot(path) == before
+        assert holder.stdin is not None
+        holder.stdin.close()
+    RunDirectory.create(path, plan, resume=True)
+
+
+HOLD_LOCK = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""

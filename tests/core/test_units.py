@@ -24,6 +24,14 @@ def test_bytes(text: str, amount: int) -> None:
     assert units.parse_bytes(text) == amount
 
 
+def test_sizes_may_be_huge() -> None:
+    assert units.parse_size("1099511627776") == 1 << 40
+
+
+def test_one_thing_is_not_plural() -> None:
+    assert [units.plural(count, "rank") for count in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+
+
 def test_bad_bytes() -> None:
     with pytest.raises(UsageError, match="amount of memory"):
         units.parse_bytes("many")
@@ -34,5 +42,6 @@ def test_formats_keep_three_digits() -> None:
     assert units.format_bytes(3 << 29) == "1.50 GiB"
     assert units.format_bytes(12) == "12 B"
     assert [units.format_us(value) for value in (74.26, 28416.0, 2.5e6)] == ["74.3 us", "28.4 ms", "2.50 s"]
+    assert [units.format_us(value) for value in (0.0, 0.0078, 0.51)] == ["0.00 us", "7.80 ns", "0.51 us"]
     assert units.format_tflops(409.25) == "409 TFLOPS"
     assert units.format_tflops(0.0123) == "12.3 GFLOPS"

@@ -1,10 +1,11 @@
-"""What a build of the kernel must survive, cheapest first: runs in the order of time, then in random orders."""
+"""What a build of the kernel must survive: runs in the order of time, then in random orders."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from mkbench.core.cluster import ClusterProfile
@@ -13,7 +14,7 @@ from mkbench.core.plan import Point, make_plan
 from mkbench.core.workloads import gemm_ar
 from mkbench.platforms import launch_parameters
 from mkbench.platforms.sim import verify
-from mkbench.platforms.simulate import Library, Simulation, load
+from mkbench.platforms.simulate import SimLibrary, Simulation, load
 
 TILE_M, TILE_N = 8, 16
 """Small, so that a run takes milliseconds; the library must have been built with it."""
@@ -41,6 +42,7 @@ class Case:
         policy = "adaptive" if self.comm_sms is None else "static"
         return f"{self.nodes}x{self.ranks_per_node} m{self.m}n{self.n}k{self.k} {policy}"
 
+    @cache  # noqa: B019  (there are as many as CASES)
     def point(self) -> tuple[Point, ClusterProfile]:
         """Return the point to simulate and its cluster."""
         settings = {
@@ -78,7 +80,7 @@ def use_small_tiles() -> None:
     launch_parameters.RINGS, launch_parameters.RING_DEPTH = 2, 2
 
 
-def complaint(library: Library, case: Case, *, seed: int, stress: bool) -> str | None:
+def complaint(library: SimLibrary, case: Case, *, seed: int, stress: bool) -> str | None:
     """Return what is wrong with one run, or None."""
     point, cluster = case.point()
     with Simulation(library, point, cluster, seed=seed, launches=LAUNCHES, stress=stress) as simulation:
@@ -90,7 +92,9 @@ def complaint(library: Library, case: Case, *, seed: int, stress: bool) -> str |
         if check.mismatches:
             return f"wrong result: {check.first}"
     expected = LAUNCHES * point.network_bytes
-    return None if result.payload_bytes == expected else f"network bytes: {result.payload_bytes}, not {expected}"
+    if result.payload_bytes != expected:
+        return f"network bytes: {result.payload_bytes}, not {expected}"
+    return None
 
 
 def complaints(path: Path, stress_seeds: Sequence[int]) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,9 @@
 """Mutants of the readiness protocol, made from the sources by rules.
 
-A rule knows what a signal, a wait, an order, a scope, an epoch or a count looks like, not where one is: what somebody adds
-to the kernel tomorrow is mutated without being listed anywhere. Left out is what ThreadSanitizer and the simulator cannot
-see by construction: sync() of a block, which has one thread on the CPU, and the CUDA side, whose machine code is checked
-on its own.
+A rule knows what a signal, a wait, an order, a scope, an epoch or a count looks like, not where one is: what
+somebody adds to the kernel tomorrow is mutated without being listed anywhere. Left out is what no test on a CPU
+can see: sync() of a block, which has one thread there, and the CUDA side, whose machine code is checked on its
+own. The controller is left out too: it steers, and what it gets wrong costs time only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ SOURCES = (
     "proxy/put.h",
     "proxy/proxy_sim.cpp",
     "proxy/transport_sim.h",
+    "proxy/proxy.cpp",
+    "proxy/transport_shm.h",
+    "proxy/transport_tcp.h",
+    "proxy/connection.h",
 )
 
 
@@ -37,11 +41,18 @@ class Mutant:
     replacement: str
     start: int
     end: int
-    source_line: str
+    before: str
+    after: str
+    """What stands before and behind the edit on its lines."""
 
     def apply(self, text: str) -> str:
         """Return the file's text with the edit."""
         return text[: self.start] + self.replacement + text[self.end :]
+
+    @property
+    def edited(self) -> str:
+        """The line as the edit leaves it, or its first line if it had several."""
+        return (self.before + self.replacement + self.after).strip()
 
     def __str__(self) -> str:
         short = " ".join(self.original.split())
@@ -51,7 +62,10 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Every match of `pattern` is replaced by each of `replacements`; a rule of a call extends to its closing bracket."""
+    """Every match of `pattern` is replaced by each of `replacements`.
+
+    With `call` the pattern ends with an opening bracket, and what is replaced extends to the closing one.
+    """
 
     name: str
     pattern: str
@@ -87,31 +101,42 @@ def _first_argument(suffix: str) -> Callable[[str], str]:
     return replaced
 
 
+_SIGNALS = _calls("signal", "store", "say_finished", "release_flag", "set_flag", "post_to_wire")
+_WAITS = _calls("wait_all", "reached_all", "poll")
 _ORDER, _MEMORY_ORDER = r"(?<!case )\bOrder::", r"\bstd::memory_order_"
+_WEAKENED = r"(?:release|acquire|acq_rel)\b"
+_HALVES = ("std::memory_order_acquire", "std::memory_order_release")
 RULES = (
     # What tells another block, rank or the proxy.
-    Rule("signal dropped", _calls("signal", "store", "say_finished", "release_flag", "post_to_wire"), ("void()",), call=True),
+    Rule("signal dropped", _SIGNALS, ("void()",), call=True),
     Rule("signal dropped", r"\bkernel\.say_finished\(", ("void()",), call=True),
     Rule("signal dropped", r"\bstd::atomic_ref<u64>\([^;]*?\)\.store\(", ("void()",), call=True),
-    Rule("signal dropped", r"(?:\bqueue\.push|\btransport_\.post|(?<![\w.:])send)\(", ("true",), call=True),
+    Rule("signal dropped", r"(?<!\w)\w+_\.store\(", ("void()",), call=True),
+    Rule(
+        "signal dropped",
+        r"\bqueue\.push\(|\btransport_\.post\(|(?<![\w.:])send\((?=chunk)",
+        ("true",),
+        call=True,
+    ),
     # What keeps a block from going on.
-    Rule("wait dropped", _calls("wait_all", "reached_all", "poll", "claim_exactly"), ("true",), call=True),
-    Rule("wait dropped", r"\bseen >= at_least\b|>> 63 == lap\b", (lambda text: "true" if "seen" in text else ">= 0",)),
+    Rule("wait dropped", _WAITS, ("true",), call=True),
+    Rule("wait dropped", r"\bseen >= at_least\b", ("true",)),
+    Rule("wait dropped", r">> 63 == lap\b", (">= 0",)),
     Rule("wait dropped", r"\bposition >= u64\(depth\)", ("false",)),
     Rule("wait one short", r">= u64\(depth\)", (r"\g<0> + 1",)),
-    Rule("wait one short", r"< taken\b", (r"\g<0> - 1",)),
+    Rule("wait one short", r"< (?:taken|ticket)\b", (r"\g<0> - 1",)),
     Rule("wait one epoch short", r"(?:>=|<) at_least\b", (r"\g<0> - (1ull << 32)",)),
     # What an access orders, and for whom.
     Rule("scope gpu", r"\bScope::system\b", ("Scope::gpu",)),
-    Rule("order relaxed", _ORDER + r"(?:release|acquire|acq_rel)\b", ("Order::relaxed",)),
+    Rule("order relaxed", _ORDER + _WEAKENED, ("Order::relaxed",)),
     Rule("order halved", _ORDER + r"acq_rel\b", ("Order::acquire", "Order::release")),
     Rule("order relaxed", r"<order, ", ("<Order::relaxed, ",)),
-    Rule("order relaxed", _MEMORY_ORDER + r"(?:release|acquire|acq_rel)\b", ("std::memory_order_relaxed",)),
-    Rule("order halved", _MEMORY_ORDER + r"acq_rel\b", ("std::memory_order_acquire", "std::memory_order_release")),
+    Rule("order relaxed", _MEMORY_ORDER + _WEAKENED, ("std::memory_order_relaxed",)),
+    Rule("order halved", _MEMORY_ORDER + r"acq_rel\b", _HALVES),
     Rule("order relaxed", r"\bstd_order\(order\)", ("std::memory_order_relaxed",)),
     Rule("store not finished", r"\bfinish_stores\(block\);", (";",)),
     # Which launch, which lap, and how many.
-    Rule("epoch off by one", _calls("flag_value"), (_first_argument("- 1"), _first_argument("+ 1")), call=True),
+    Rule("epoch off by one", _calls("flag_value"), (_first_argument("- 1"), _first_argument("+ 1")), True),
     Rule("epoch off by one", r"\bu32\(p\.epoch\)", ("u32(p.epoch - 1)", "u32(p.epoch + 1)")),
     Rule("epoch ignored", r"\w+ >> 32 == epoch\b", ("true",)),
     Rule("epoch ignored", r"\bnow - (?:age|command\.epoch)\b", ("now",)),
@@ -131,9 +156,18 @@ def mutants(kernels: Path, sources: tuple[str, ...] = SOURCES) -> list[Mutant]:
         code = _code_only(text)
         for rule in RULES:
             for start, end, replacement in rule.edits(code):
-                line = text.count("\n", 0, start)
-                whole = text.splitlines()[line].strip()
-                mutant = Mutant(file, line + 1, rule.name, text[start:end], replacement, start, end, whole)
+                mutant = Mutant(
+                    file=file,
+                    line=text.count("\n", 0, start) + 1,
+                    rule=rule.name,
+                    original=text[start:end],
+                    replacement=replacement,
+                    start=start,
+                    end=end,
+                    before=text[:start].rpartition("\n")[2],
+                    after=text[end:].partition("\n")[0],
+                )
+                # Two rules may come to the same edit.
                 found.setdefault((file, start, end, replacement), mutant)
     return sorted(found.values(), key=lambda m: (sources.index(m.file), m.start, m.rule, m.replacement))
 

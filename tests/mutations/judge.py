@@ -1,7 +1,8 @@
 """A process that puts libraries through the gauntlet, each in a child of its own, which may crash or hang.
 
-It reads one request a line, {"library": path, "seeds": n, "timeout_s": s}, and answers each with one line,
-{"detector": name or null, "detail": text}. Start it with libtsan preloaded for libraries of the variant "tsan".
+It reads one request a line, {"library": path, "gauntlet": "simulator" or "threads", "seeds": n, "timeout_s": s},
+and answers with one, {"detector": name or null, "detail": text}. Start it with libtsan preloaded for libraries of
+the variant "tsan".
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import re
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from gauntlet import complaints, use_small_tiles
+import gauntlet as simulator
 
 RACE = 66
 """Exit code of ThreadSanitizer, as TSAN_OPTIONS sets it."""
@@ -24,21 +24,21 @@ RACE = 66
 _CAUGHT = 65
 
 
-def judge(library: str, seeds: int, timeout_s: float) -> dict[str, str | None]:
+def judge(library: str, gauntlet: str, seeds: int, timeout_s: float) -> dict[str, str | None]:
     """Return the detector that catches the library, and how."""
     with tempfile.TemporaryFile() as said:
         child = os.fork()
         if child == 0:
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
-            _run(library, seeds)
-        status = _wait(child, timeout_s)
+            signal.setitimer(signal.ITIMER_REAL, timeout_s)  # SIGALRM ends the child
+            _run(library, gauntlet, seeds)
+        status = os.waitpid(child, 0)[1]
         said.seek(0)
         text = said.read().decode(errors="replace")
-    if status is None:
-        return {"detector": "time-out", "detail": f"no end within {timeout_s:g} s"}
     if os.WIFSIGNALED(status):
-        return {"detector": "crash", "detail": signal.Signals(os.WTERMSIG(status)).name}
+        name = signal.Signals(os.WTERMSIG(status)).name
+        return {"detector": "time-out" if name == "SIGALRM" else "crash", "detail": name}
     code = os.WEXITSTATUS(status)
     if code == RACE:
         race = re.search(r"SUMMARY: ThreadSanitizer: (.*)", text)
@@ -48,10 +48,17 @@ def judge(library: str, seeds: int, timeout_s: float) -> dict[str, str | None]:
     return {"detector": None if code == 0 else "crash", "detail": text[-2000:]}
 
 
-def _run(library: str, seeds: int) -> None:
-    """Leave the child: by _exit when something was found, else by way of ThreadSanitizer's own check at exit."""
+def _run(library: str, gauntlet: str, seeds: int) -> NoReturn:
+    """Leave the child, at once if something was found, else by way of ThreadSanitizer's check at exit."""
     try:
-        found = next(complaints(Path(library), range(seeds)), None)
+        # Kept until the process ends: a run that is cleaned up behind a complaint only makes more of them.
+        if gauntlet == "simulator":
+            complaints = simulator.complaints(Path(library), range(seeds))
+        else:
+            import host_gauntlet  # here, where the tiles are small already
+
+            complaints = host_gauntlet.complaints(Path(library))
+        found = next(complaints, None)
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(1)
@@ -61,20 +68,9 @@ def _run(library: str, seeds: int) -> None:
     sys.exit(0)
 
 
-def _wait(child: int, timeout_s: float) -> int | None:
-    """Return the child's status, or None after killing it at the time limit."""
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    began = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    _, status = os.waitpid(child, 0)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    return None if killed and time.monotonic() - began >= timeout_s else status
-
-
 def main() -> None:
     """Serve until the requests end."""
-    use_small_tiles()
+    simulator.use_small_tiles()
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         print(json.dumps(judge(**request)), flush=True)

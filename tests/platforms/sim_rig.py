@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mkbench.build.cpu import build_library
 from mkbench.core.cluster import ClusterProfile
 from mkbench.core.config import load_config
 from mkbench.core.plan import Plan, Point, make_plan
-from mkbench.platforms.simulate import Result, Simulation, load
+from mkbench.platforms.simulate import Result, SimLibrary, Simulation, load
 
 TILE_M, TILE_N, TILE_BYTES = 128, 256, 65536
 
@@ -51,13 +52,20 @@ def case_of(blocks: int | None = None, **settings: Any) -> Case:
     return Case(replace(point, blocks=blocks or point.blocks), plan.cluster)
 
 
+@cache
+def library_of(kernel: str, sources: Path | None = None) -> SimLibrary:
+    """The library of `kernel`, looked up once: that takes longer than a small simulation."""
+    return load(build_library(kernel, sources=sources))
+
+
 @contextmanager
 def simulation_of(
     case: Case, *, seed: int = 7, sources: Path | None = None, **options: Any
 ) -> Iterator[Simulation]:
     """A simulation ready to run, its inputs filled in if the point has data."""
-    library = load(build_library(case.point.kernel, sources=sources))
-    with Simulation(library, case.point, case.cluster, seed=seed, **options) as simulation:
+    with Simulation(
+        library_of(case.point.kernel, sources), case.point, case.cluster, seed=seed, **options
+    ) as simulation:
         if case.point.data:
             simulation.fill_inputs()
         yield simulation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +19,7 @@ from mkbench.core.store import RunDirectory
 from mkbench.platforms.sim import SimPlatform
 from mkbench.session import run_plan
 
-# One process of a parallel test run does the sweep, for all tests here.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sim_acceptance")]
+pytestmark = pytest.mark.slow
 
 SIZES = (2048, 4096, 8192, 16384, 32768)
 Record = dict[str, Any]
@@ -31,10 +32,16 @@ def swept() -> Plan:
 
 @pytest.fixture(scope="session")
 def records(swept: Plan, tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
-    platform = SimPlatform()
-    platform.check(swept)
-    directory = RunDirectory.create(tmp_path_factory.mktemp("acceptance") / "run", swept)
-    return run_plan(swept, directory, platform)
+    """The sweep's records. In a parallel test run one process makes them and the others wait for it."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with (shared / "acceptance.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        directory = RunDirectory.create(shared / "acceptance", swept, resume=True)
+        platform = SimPlatform()
+        platform.check(swept)
+        return run_plan(swept, directory, platform)
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +127,8 @@ def test_adaptive_is_within_five_percent_of_the_best_static(
 
 def test_records_hold_the_controller_over_time(records: list[Record]) -> None:
     columns = {
-        "t_us", "target", "compute_progress", "communication_progress", "compute_blocks", "communication_blocks",
+        "t_us", "target",
+        "compute_progress", "communication_progress", "compute_blocks", "communication_blocks",
     }  # fmt: skip
     for record in records:
         if record["policy"] != "adaptive":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from sim_rig import TILE_BYTES, Case, case_of, result_of
 
+from mkbench.core.limits import MAX_CHUNK_TILES
+
 
 def expected_commands(case: Case) -> int:
     """Each rank sends every own chunk, and a credit if it owns any, to every other node."""
@@ -13,7 +15,9 @@ def expected_commands(case: Case) -> int:
     return (case.point.nodes - 1) * puts
 
 
-@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 1), (2, 2), (2, 3), (2, 8), (3, 1), (3, 2), (5, 2)])
+@pytest.mark.parametrize(
+    ("nodes", "ranks_per_node"), [(2, 1), (2, 2), (2, 3), (2, 8), (3, 1), (3, 2), (5, 2)]
+)
 @pytest.mark.parametrize("policy", ["static", "adaptive"])
 # 1 tile, 25 tiles in chunks of which the last is cut, 64 tiles in whole chunks
 @pytest.mark.parametrize("mn", [(90, 100), (640, 1280), (1024, 2048)])
@@ -31,16 +35,24 @@ def test_bytes_and_commands_are_what_the_formula_says(
     assert result.commands == expected_commands(case)
 
 
-@pytest.mark.parametrize("chunk_tiles", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("chunk_tiles", [1, 2, 3, 7, 63])
 def test_the_chunk_changes_commands_and_not_bytes(chunk_tiles: int) -> None:
     case = case_of(
         blocks=8, nodes=2, ranks_per_node=3, shape={"m": 640, "n": 1280, "k": 32}, chunk_tiles=chunk_tiles
     )
-    if chunk_tiles * TILE_BYTES >= 4 << 20:
-        pytest.skip("a command holds less than 4 MiB")
     result = result_of(case)
     assert result.payload_bytes == 2 * 25 * TILE_BYTES
     assert result.commands == expected_commands(case)
+
+
+def test_the_largest_command_arrives_whole() -> None:
+    case = case_of(
+        blocks=8, nodes=2, ranks_per_node=2, shape={"m": 2560, "n": 5120, "k": 8}, chunk_tiles=MAX_CHUNK_TILES
+    )
+    assert case.own_chunks(0) > 2
+    result = result_of(case)
+    assert result.status == "ok", result.report
+    assert result.payload_bytes == case.point.network_bytes
 
 
 def test_one_node_sends_nothing() -> None:

@@ -79,10 +79,10 @@ def test_a_tile_is_reduced_only_after_every_rank_has_computed_it() -> None:
     case = case_of(blocks=6, nodes=2, ranks_per_node=3, shape=SHAPE)
     _, ranks = traced(case)
     chunk, local_ranks = case.point.chunk_tiles, case.point.ranks_per_node
-    computed = [
-        {int(event["task"]): int(event["end_ns"]) for events in blocks for event in events if event["role"] == COMPUTE}
-        for blocks in ranks
-    ]  # fmt: skip
+    computed: list[dict[int, int]] = [{} for _ in ranks]
+    for rank, blocks in enumerate(ranks):
+        for event in (event for events in blocks for event in events if event["role"] == COMPUTE):
+            computed[rank][int(event["task"])] = int(event["end_ns"])
     for rank, blocks in enumerate(ranks):
         node = rank // local_ranks * local_ranks
         for event in (event for events in blocks for event in events if event["role"] == LOCAL):

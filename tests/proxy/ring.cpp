@@ -23,7 +23,7 @@ constexpr u64 kData = kCommands * sizeof(u64), kHeap = kData + kCommands * kComm
 
 struct Waiter final : Machine {
   u64 now_ns(Block&) override { return 0; }
-  void before_access(Block&, const u64*, Scope, bool) override {}
+  void before_access(Block&, const u64*, i32, Scope, bool) override {}
   void after_write(Block&, const u64*, Scope) override {}
   bool idle(Block&, const Awaited&, u64& attempts) override { return back_off(attempts), true; }
   bool aborted(Block&) override { return false; }

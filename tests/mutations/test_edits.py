@@ -1,0 +1,80 @@
+"""The simulator runs the kernel, not a formula: three edits of gemm_ar.cu, and what they come to."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mkbench.build.cpu import build_library
+from mkbench.core.config import load_config
+from mkbench.core.plan import make_plan
+from mkbench.core.resources import kernels_dir
+from mkbench.core.workloads.gemm_ar import TILE_BYTES
+from mkbench.platforms.sim import verify
+from mkbench.platforms.simulate import Simulation, load
+
+SHAPE = {"m": 300, "n": 700, "k": 24}  # three by three tiles, numbered down the columns
+
+Start = Callable[..., Simulation]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that prepares the kernel with one text of gemm_ar.cu replaced."""
+    running: list[Simulation] = []
+
+    def prepare(text: str, replacement: str, *, nodes: int, ranks_per_node: int) -> Simulation:
+        source = tmp_path / "kernels" / "gemm_ar.cu"
+        shutil.copytree(kernels_dir(), source.parent)
+        code = source.read_text()
+        assert code.count(text) == 1
+        source.write_text(code.replace(text, replacement))
+        cluster = "1x8-h100" if nodes == 1 else "2x8-h200-ib"
+        settings = {
+            "platform": "sim", "cluster": cluster, "nodes": nodes, "ranks_per_node": ranks_per_node,
+            "shape": SHAPE, "comm_sms": [4], "policies": ["static"], "chunk_tiles": 1, "data": True,
+        }  # fmt: skip
+        plan = make_plan(load_config(None, settings))
+        library = load(build_library("gemm_ar", sources=source.parent))
+        running.append(Simulation(library, plan.points[0], plan.cluster, seed=1))
+        running[-1].fill_inputs()
+        return running[-1]
+
+    yield prepare
+    for simulation in running:
+        simulation.close()
+
+
+def test_a_dropped_signal_is_a_deadlock_that_says_who_waits_for_what(start: Start) -> None:
+    signal = "signal<Scope::system>(block, map.flags(map.owner(tile), ready"
+    simulation = start(signal, f"if (tile != 3) {signal}", nodes=1, ranks_per_node=2)
+    result = simulation.run()
+    assert result.status == "deadlock"
+    # Tile 3 is the second that rank 1 owns; its flags are those of two ranks each.
+    wait = r"rank (\d+) block (\d+) role (\w+) waits for (\w+)\[(\d+)\]: expected (\S+), seen (\S+)"
+    waits = re.findall(wait, result.report)
+    assert ("1", "local", "ready", "2", "1:1", "0:0") in [(rank, *rest) for rank, _, *rest in waits]
+    assert all(0 <= int(block) < simulation.point.blocks for _, block, *_ in waits)
+
+
+def test_a_skipped_tile_is_a_wrong_result_that_names_the_element(start: Start) -> None:
+    broadcast = "reduce(block, {p.ldb, map.rows_of(tile)"
+    simulation = start(broadcast, f"if (tile != 3) {broadcast}", nodes=1, ranks_per_node=2)
+    assert simulation.run().status == "ok"
+    check = verify(simulation)
+    assert check.mismatches == 2 * 128 * 256
+    assert check.first is not None
+    assert re.match(r"rank 0 row 0 column 256: expected \S+, got nan", check.first)
+
+
+def test_a_chunk_sent_twice_shows_in_the_network_bytes(start: Start) -> None:
+    send = "return send(chunk);"
+    twice = "return send(chunk) && (chunk != 0 || send(chunk));"
+    simulation = start(send, twice, nodes=2, ranks_per_node=2)
+    result = simulation.run()
+    assert simulation.point.network_bytes == 2 * 9 * TILE_BYTES
+    assert result.payload_bytes == simulation.point.network_bytes + 4 * TILE_BYTES

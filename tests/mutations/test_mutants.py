@@ -1,0 +1,147 @@
+"""Every mutant of the protocol is caught, or stands here with the reason why nothing can catch it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from court import Court, Verdict
+from generate import Mutant, mutants
+from workshop import Gauntlet
+
+from mkbench.build.cpu import Variant
+from mkbench.core.resources import kernels_dir
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mutations")]
+
+
+@dataclass(frozen=True, slots=True)
+class Justified:
+    """A mutant that may survive: what the edited line contains tells it from others of its rule and file."""
+
+    file: str
+    rule: str
+    edited: str
+    reason: str
+
+    def covers(self, mutant: Mutant) -> bool:
+        """Whether this is about `mutant`."""
+        return (self.file, self.rule) == (mutant.file, mutant.rule) and self.edited in mutant.edited
+
+
+JUSTIFIED = (
+    Justified(
+        "gemm_ar.cu",
+        "wait dropped",
+        "|| !true) return Outcome::yielded;",
+        "The look only decides whether a block is lent; local() waits for the same flags itself.",
+    ),
+    Justified(
+        "gemm_ar.cu",
+        "epoch off by one",
+        "map.own(credit, 0).at(p.node), flag_value(p.epoch + 1, 0)",
+        "A rank has read its own node sums when its launch ends; the next one may overwrite them anyway.",
+    ),
+    Justified(
+        "gemm_ar.cu",
+        "scope gpu",
+        "if (completes<Scope::gpu>(block",
+        "All that add are on one GPU; the system-scope signal behind it passes on what they wrote to peers.",
+    ),
+    Justified(
+        "mk/flags.h",
+        "order relaxed",
+        "return first_below<Order::relaxed, scope>(block, flags.word",
+        "Who looks and then takes the task waits for the same flags with acquire.",
+    ),
+    Justified(
+        "mk/flags.h",
+        "epoch ignored",
+        "return true ? u32(word) : 0;",
+        "Steers only: an earlier launch's tickets read as none to be had, and claim() goes by the epoch.",
+    ),
+    Justified(
+        "mk/platform_cpu.h",
+        "order relaxed",
+        "fetch_add(n, std::memory_order_relaxed)",
+        "All callers ask for relaxed.",
+    ),
+    Justified(
+        "proxy/proxy.h",
+        "wait dropped",
+        "return packed.second >= 0;",
+        "The acquire of the first word orders the second; the bit is there in case some platform does not.",
+    ),
+    Justified(
+        "proxy/proxy.h",
+        "order relaxed",
+        "config_.epoch_word)).load(std::memory_order_relaxed)",
+        "The command was acquired before, so the epoch is no older than its launch.",
+    ),
+    Justified(
+        "proxy/proxy.cpp",
+        "order relaxed",
+        "drains_asked_.",
+        "Commands are found through atomic words, whose order x86 keeps and ThreadSanitizer does not judge.",
+    ),
+    Justified(
+        "proxy/proxy.cpp",
+        "order halved",
+        "drains_asked_.fetch_add",
+        "As above; that half which only acquires has nothing to acquire.",
+    ),
+    Justified(
+        "proxy/proxy.cpp",
+        "order relaxed",
+        "drains_done_.",
+        "Hands over sources that the proxy has read, as the puts' flags and the end of the thread do.",
+    ),
+    Justified(
+        "proxy/proxy.cpp",
+        "order relaxed",
+        "stopping_.",
+        "Joining the thread orders all that it did.",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("gauntlet", "variant", "seeds"),
+    [
+        ("simulator", "release", 100),
+        ("simulator", "tsan", 10),
+        ("threads", "release", 0),
+        ("threads", "tsan", 0),
+    ],
+)
+def test_the_kernels_as_they_are_survive(
+    court: Court, tmp_path: Path, gauntlet: Gauntlet, variant: Variant, seeds: int
+) -> None:
+    assert court.judge(gauntlet, variant, {}, tmp_path, seeds) == Verdict(None)
+
+
+@pytest.mark.timeout(900)
+def test_every_mutant_is_caught(court: Court, tmp_path: Path) -> None:
+    tried = court.try_all(mutants(kernels_dir()), tmp_path)
+    print(table(tried))
+    surviving = [mutant for mutant, verdict in tried if verdict.detector is None]
+    unjustified = [m for m in surviving if not any(entry.covers(m) for entry in JUSTIFIED)]
+    assert [str(mutant) for mutant in unjustified] == []
+    # Caught by the compiler is caught by nothing: the rule makes no sense there.
+    assert [str(mutant) for mutant, verdict in tried if verdict.detector == "compiler"] == []
+    stale = [entry for entry in JUSTIFIED if not any(entry.covers(mutant) for mutant in surviving)]
+    assert stale == []
+
+
+def table(tried: Sequence[tuple[Mutant, Verdict]]) -> str:
+    """Return how many mutants of each rule each detector caught."""
+    counts = Counter((mutant.rule, verdict.detector or "nothing") for mutant, verdict in tried)
+    rules = sorted({rule for rule, _ in counts})
+    total = Counter(verdict.detector or "nothing" for _, verdict in tried)
+    detectors = [detector for detector, _ in total.most_common()]
+    lines = [f"{'rule':22}" + "".join(f"{detector:>17}" for detector in detectors)]
+    lines += [f"{rule:22}" + "".join(f"{counts[rule, d] or '.':>17}" for d in detectors) for rule in rules]
+    return "\n".join(["", f"{len(tried)} mutants, and what caught them", *lines])
