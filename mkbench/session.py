@@ -1,6 +1,6 @@
 """The driver loop: plan -> platform -> records. `sweep` and `run` differ only in their plan."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 from mkbench.core.errors import HangError, MkbenchError, PartialResults, WrongResult
@@ -26,11 +26,17 @@ def run_plan(
     done = run_dir.done_keys()
     todo = [point for point in plan.points if point.key not in done]
     measured = 0
-    for point, measurement in zip(todo, platform.run(todo), strict=False):
-        record = make_record(point, measurement, run_dir.env)
-        run_dir.append(record)
-        measured += 1
-        on_record(record)
+    measurements = platform.run(todo)
+    try:
+        for point, measurement in zip(todo, measurements, strict=False):
+            record = make_record(point, measurement, run_dir.env)
+            run_dir.append(record)
+            measured += 1
+            on_record(record)
+    finally:
+        # At once, whatever was raised here: else the platform goes on with points that nobody will record.
+        if isinstance(measurements, Generator):
+            measurements.close()
     if measured < len(todo):
         raise PartialResults(
             f"platform {platform.name} stopped after {measured} of {len(todo)} points",

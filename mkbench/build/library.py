@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from mkbench.build.layout import Layout
+from mkbench.core.errors import EnvironmentProblem
 
 
 class Library:
-    """What `mkbench.build.cpu` built, from Python. Structs come from the library's own description of them."""
+    """What `mkbench.build.cpu` built, from Python. Structs come from the library's description of them."""
 
     def __init__(self, path: Path) -> None:
-        self.handle = ctypes.CDLL(str(path))
+        try:
+            self.handle = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"cannot load the built kernel: {error}",
+                hint=f"have it built again: rm {path}",
+            ) from error
         self.layout = Layout(self.handle)
 
     def function(self, name: str, result: Any, *arguments: Any) -> Any:

@@ -28,7 +28,8 @@ Start here:
 \b
 Exit codes:
   0 ok          2 usage         4 timeout or hang    7 partial results
-  1 failure     3 environment   5 wrong result       70 a bug in mkbench
+  1 failure     3 environment   5 wrong result       130 interrupted
+  70 a bug in mkbench
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mkbench.cli.console import outcome, print_line, print_table, shape_name
 from mkbench.core.plan import Plan
-from mkbench.core.selection import best_static
+from mkbench.core.selection import TIE, best_static
 from mkbench.core.statistics import ratio_ci
 from mkbench.core.units import format_bytes, format_tflops, format_us, plural
 
@@ -21,7 +21,7 @@ WHERE = {
 }
 
 NUMBERS = (
-    "best\ncomm SMs",
+    "best\ncomm\nSMs",
     "lowest\nstatic",
     "95 % CI",
     "adaptive",
@@ -72,6 +72,8 @@ def print_results(records: Sequence[Record]) -> None:
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     table = [[row[i] for i in kept] for row in rows]
     print_table([columns[i] for i in kept], table, right=("size", *NUMBERS))
+    if "static" in {record["policy"] for record in records}:
+        print_line(f"best: the fewest communication SMs within {TIE:.0%} of the lowest static latency")
     # Again, since the end of the output is what gets copied: the header is far above.
     print_line(f"{WHERE[records[0]['platform']]}{_not_verified(records)}")
 
@@ -118,7 +120,8 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "message", record["message"]
     latency = record["latency_us"]
     if latency:
-        yield "latency", f"{outcome(record)}, 95 % CI: {_interval(record)}, n = {latency['n']}"
+        spread = f"95 % CI: {_interval(record)}, n = {latency['n']}" if latency["n"] > 1 else "n = 1"
+        yield "latency", f"{outcome(record)}, {spread}"
         yield "stopped after", record["stop"]
         yield "throughput", f"{format_tflops(record['tflops_per_gpu'])} a rank"
     if record["lower_bound_us"] is not None:
@@ -161,5 +164,6 @@ def _us(value: float | None) -> str:
 def _interval(record: Record) -> str:
     latency = record["latency_us"]
     if latency["n"] == 1:
-        return "exact" if record["simulated"] else "one sample"
+        # Not "exact", on the simulator either: another seed spreads the costs in another way.
+        return "n = 1"
     return f"{format_us(latency['ci_low'])} to {format_us(latency['ci_high'])}"

@@ -56,6 +56,11 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
         )
     if config.data is False and platform != "sim":
         raise UsageError(f"platform {platform!r} always moves data", hint="data off is for --platform sim")
+    if config.family != "exact" and platform == "sim":
+        raise UsageError(
+            f"platform 'sim' has no inputs of family {config.family!r}",
+            hint="leave family out: it is 'exact'",
+        )
     if config.faults and platform != "sim":
         raise UsageError(f"platform {platform!r} injects no faults", hint="use --platform sim")
     comm_sms = HOST_COMM_SMS if on_host else GPU_COMM_SMS

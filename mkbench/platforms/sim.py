@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,6 +17,7 @@ from mkbench.core.errors import MkbenchError, UsageError
 from mkbench.core.measurement import Check, Measurement
 from mkbench.core.plan import Plan, Point
 from mkbench.core.workloads import workload
+from mkbench.dist.processes import die_with_parent
 from mkbench.dist.verify import compare, merge
 from mkbench.platforms.simulate import Result, Simulation, load
 from mkbench.platforms.timeline import timeline
@@ -49,7 +51,7 @@ class SimPlatform:
         if len(points) == 1:
             yield measure(points[0], self._cluster)
             return
-        pool = ProcessPoolExecutor(self._processes)
+        pool = ProcessPoolExecutor(self._processes, initializer=_start_worker)
         try:
             futures = [pool.submit(measure, point, self._cluster) for point in points]
             for point, future in zip(points, futures, strict=True):
@@ -61,12 +63,19 @@ class SimPlatform:
                 process.kill()
 
 
+def _start_worker() -> None:
+    """A worker ends with its parent, however that ends, and leaves Ctrl-C to it."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _result(point: Point, cluster: ClusterProfile, future: Future[Measurement]) -> Measurement:
     try:
         return future.result()
     except BrokenProcessPool:
         # One process took the pool down with it: whose fault it was shows when each runs alone.
-        with ProcessPoolExecutor(1) as alone:
+        with ProcessPoolExecutor(1, initializer=_start_worker) as alone:
             try:
                 return alone.submit(measure, point, cluster).result()
             except BrokenProcessPool:

@@ -108,6 +108,7 @@ def test_an_ending_signal_is_an_interrupt(fake, mkbench, number):
 def test_the_table_says_simulated_and_not_verified_below_it(fake, mkbench):
     lines = mkbench(*SWEEP, "--out", "out").stdout.splitlines()
     (below,) = (line for line in lines[1:] if line.startswith("simulated"))
+    assert "best: the fewest communication SMs within 3% of the lowest static latency" in lines
     assert below.endswith("results of 8 points not verified (data off)")
 
 
@@ -117,6 +118,12 @@ def test_a_ratio_of_noisy_latencies_has_its_interval(fake, mkbench):
 
     fake.behave = noisy
     assert "1.000 (0.714 to 1.400)" in mkbench(*SWEEP, "--samples", "3").stdout
+
+
+def test_one_sample_has_no_interval_and_is_not_called_exact(fake, mkbench):
+    out = mkbench(*SWEEP).stdout
+    assert "exact" not in out
+    assert " n = 1  " in out
 
 
 def test_a_directory_with_a_run_is_refused_without_resume(fake, mkbench):

@@ -98,6 +98,7 @@ def test_a_shape_in_full(make_small_plan: MakePlan) -> None:
         ({"platform": "host", "comm_sms": "8"}, "'host': 1 to 7"),
         ({"platform": "host", "comm_sms": "2", "faults": ("a@1us",)}, "injects no faults"),
         ({"sizes": None, "shape": {"m": 1, "n": 1}}, "needs a positive k"),
+        ({"family": "normal"}, "no inputs of family 'normal'"),
     ],
 )
 def test_what_no_machine_can_run(settings: dict[str, Any], message: str, make_small_plan: MakePlan) -> None:

@@ -23,7 +23,7 @@ from mkbench.build.errors import BuildFailed
 from mkbench.core.resources import kernels_dir
 
 _SEEDS: Mapping[cpu.Variant, int] = {"release": 20, "tsan": 2}
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 # Which differ in the order of an access alone: on most machines the same code without ThreadSanitizer.
 _ORDER_RULES = ("order relaxed", "order halved")
 _NOT_SIMULATED = ("proxy/proxy.cpp", "proxy/connection.h", "proxy/transport_shm.h", "proxy/transport_tcp.h")
@@ -64,9 +64,11 @@ class Judge:
 
 
 class Court:
-    """Judges of both variants, as many of each as may work at once. Close it, which ends their processes."""
+    """Judges of both variants, as many of each as may work at once: more than two cores need, since some only
+    wait for a time limit. Close it, which ends their processes.
+    """
 
-    def __init__(self, width: int = 2) -> None:
+    def __init__(self, width: int = 3) -> None:
         self._width = width
         self._all: list[Judge] = []
         self._idle: dict[cpu.Variant, queue.SimpleQueue[Judge]] = {}

@@ -1,9 +1,9 @@
 """Mutants of the readiness protocol, made from the sources by rules.
 
 A rule knows what a signal, a wait, an order, a scope, an epoch or a count looks like, not where one is: what
-somebody adds to the kernel tomorrow is mutated without being listed anywhere. Left out is what no test on a CPU
-can see: sync() of a block, which has one thread there, and the CUDA side, whose machine code is checked on its
-own. The controller is left out too: it steers, and what it gets wrong costs time only.
+somebody adds to the kernel tomorrow is mutated without being listed anywhere. Left out is what no test on a
+CPU can see: sync() of a block, which has one thread there, and the CUDA side, whose machine code is checked
+on its own. The controller is left out too: it steers, and what it gets wrong costs time only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = (
+    # First those that are tried on threads, where a lost signal costs a real time limit.
+    "proxy/proxy.cpp",
+    "proxy/transport_shm.h",
+    "proxy/transport_tcp.h",
+    "proxy/connection.h",
     "gemm_ar.cu",
     "mk/flags.h",
     "mk/command_queue.h",
@@ -23,10 +28,6 @@ SOURCES = (
     "proxy/put.h",
     "proxy/proxy_sim.cpp",
     "proxy/transport_sim.h",
-    "proxy/proxy.cpp",
-    "proxy/transport_shm.h",
-    "proxy/transport_tcp.h",
-    "proxy/connection.h",
 )
 
 

@@ -22,7 +22,7 @@ from launch_rig import Problem, RankMemory, run_all
 
 SHM, TCP = 0, 1
 LAUNCHES = 2
-WAIT_S = 5.0
+WAIT_S = 10.0
 """Far longer than any wait of a right build takes."""
 
 PROBLEM = Problem(nodes=2, m=20, n=44, k=5, blocks=3, comm_sms=1, deadline_s=WAIT_S)

@@ -1,8 +1,8 @@
 """A process that puts libraries through the gauntlet, each in a child of its own, which may crash or hang.
 
-It reads one request a line, {"library": path, "gauntlet": "simulator" or "threads", "seeds": n, "timeout_s": s},
-and answers with one, {"detector": name or null, "detail": text}. Start it with libtsan preloaded for libraries of
-the variant "tsan".
+It reads one request a line, {"library": path, "gauntlet": "simulator" or "threads", "seeds": n,
+"timeout_s": s}, and answers with one, {"detector": name or null, "detail": text}. Start it with libtsan
+preloaded for libraries of the variant "tsan".
 """
 
 from __future__ import annotations

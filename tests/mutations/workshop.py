@@ -17,20 +17,21 @@ from mkbench.core.resources import kernels_dir
 
 Gauntlet = Literal["simulator", "threads"]
 
-# The simulator has no need of the host's proxy, nor that of the simulator's: both hold the same inline functions, of
-# which the linker would choose one.
+# Never both proxies, the host's and the simulator's: they hold the same inline functions, of which the linker
+# would choose one.
 _UNITS: Mapping[Gauntlet, tuple[str, ...]] = {
     "simulator": ("gemm_ar.cu", "host/layout.cpp", "proxy/proxy_sim.cpp", "sim/"),
     "threads": ("gemm_ar.cu", "host/", "proxy/proxy.cpp"),
 }
 # Simulator and layout use no part of the protocol; what they include of it need not be compiled again.
 _FIXED = ("sim/", "host/layout.cpp")
-# A mutant may leave a variable unused. Compiling takes longer than running: the plain variant is not optimised.
+# A mutant may leave a variable unused. Compiling takes longer than running, so nothing is optimised that need
+# not be.
 _FLAGS: Mapping[cpu.Variant, tuple[str, ...]] = {"release": ("-O0", "-w"), "tsan": ("-w",)}
 
 
 def build(gauntlet: Gauntlet, variant: cpu.Variant, edits: Mapping[str, str], folder: Path) -> Path:
-    """Return the library for one gauntlet, with small tiles; `edits` are whole files in place of the kernels'.
+    """Return the library for one gauntlet, with small tiles. `edits`: whole files that replace the kernels'.
 
     `folder` receives the changed sources and what is compiled from them. Raises BuildFailed.
     """
