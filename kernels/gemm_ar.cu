@@ -15,7 +15,7 @@
 //   arrived   proxy of the rail peer         receive             system   a node's sum of a chunk is here
 //             (own node: local)                                  (gpu)
 //   credit    proxy of the rail peer         local               system   the node has consumed all that was sent to it in
-//             (own node: receive)                                (gpu)    that epoch; the next may overwrite
+//                                                                         that epoch; the next may overwrite
 //   finished  owner, rank of the node        exit                system   the owner has written its whole share here
 //
 // No deadlock: compute waits for nothing; local waits for compute, and for the credits of the launch before, which that
@@ -29,7 +29,7 @@
 
 #define GEMM_AR_PARAMS(S, A)                                                                      \
   MK_LAUNCH_PARAMS(S, A)                                                                          \
-  S(u64, a)        /* offsets in the heap: A, row-major, lda */                                   \
+  S(u64, a)        /* offset in the heap: A, row-major, lda */                                    \
   S(u64, b)        /* B, row-major, ldb */                                                        \
   S(u64, partial)  /* own product, one tile after another */                                      \
   S(u64, node_sum) /* own slots */                                                                \
@@ -84,30 +84,36 @@ struct Map {
   i32 cols_of(i32 tile) const { return least(p.ldb - column(tile) * kTileN, kTileN); }
 
   template <class T> T* at(i32 local_rank, u64 offset) const { return reinterpret_cast<T*>(p.heap[local_rank] + offset); }
-  bf16* tiles_at(u64 buffer, i64 index) const {
-    return at<bf16>(p.local_rank, buffer + u64(index) * u64(kTileBytes));
-  }
+  bf16* partial(i32 local_rank, i32 tile) const { return at<bf16>(local_rank, p.partial) + tile * kTileElements; }
+  bf16* network_tile(u64 buffer, i64 slot) const { return reinterpret_cast<bf16*>(p.network + buffer) + slot * kTileElements; }
+
+  // Every node starts with another one, so that they do not all send to the same.
+  i32 peer(i32 step) const { return (p.node + step) % p.nodes; }
 
   // A receive buffer has a bank of slots for each other node.
   i64 bank(i32 from_node, i32 at_node) const { return from_node < at_node ? from_node : from_node - 1; }
 
-  // Control region: flags, then counters; every kind of flag consecutive.
+  // Control words of the heap: flags that ranks of the node set, every kind consecutive, then counters.
+  // Control words of the network region, which comes first in it: flags that the proxy sets.
   i64 flag_index(FlagKind kind, i32 major) const {
-    const i64 ready_words = i64(p.slots) * p.local_ranks, arrived_words = i64(chunks()) * p.nodes;
     switch (kind) {
       case ready: return i64(major) * p.local_ranks;
-      case arrived: return ready_words + i64(major) * p.nodes;
-      case credit: return ready_words + arrived_words;
-      default: return ready_words + arrived_words + p.nodes;
+      case finished: return i64(p.slots) * p.local_ranks;
+      case arrived: return i64(major) * p.nodes;
+      default: return i64(chunks()) * p.nodes;
     }
   }
   i64 flag_words() const { return flag_index(finished, 0) + p.local_ranks; }
-  Flags flags(i32 local_rank, FlagKind kind, i32 major, i32 count) const {
-    return {at<u64>(local_rank, p.control_offset) + flag_index(kind, major), kind, u32(major * count), count};
+  i64 network_control_bytes() const { return (flag_index(credit, 0) + p.nodes - 1) * i64(sizeof(u64)); }
+
+  // What the ranks of the node tell `local_rank`, one flag each.
+  Flags told(i32 local_rank, FlagKind kind, i32 major) const {
+    return {at<u64>(local_rank, p.control_offset) + flag_index(kind, major), kind, u32(major * p.local_ranks), p.local_ranks};
   }
-  Flags own(FlagKind kind, i32 major) const {
-    const bool by_rank = kind == ready || kind == finished;
-    return flags(p.local_rank, kind, major, by_rank ? p.local_ranks : p.nodes);
+  // What the nodes tell this rank: a chunk has arrived, from each node; all is consumed, from each other node.
+  Flags received(FlagKind kind, i32 major) const {
+    return {reinterpret_cast<u64*>(p.network) + flag_index(kind, major), kind, u32(major * p.nodes),
+            kind == arrived ? p.nodes : p.nodes - 1};
   }
 
   // Counters follow the flags, then the queue's heads and one counter for each own chunk.
@@ -175,12 +181,12 @@ struct GemmAr {
     const i32 row = map.row(tile), column = map.column(tile);
     return {map.at<const bf16>(p.local_rank, p.a) + i64(row) * kTileM * p.lda,
             map.at<const bf16>(p.local_rank, p.b) + i64(column) * kTileN,
-            map.tiles_at(p.partial, tile), p.lda, p.ldb, p.k, map.rows_of(tile), map.cols_of(tile), tile};
+            map.partial(p.local_rank, tile), p.lda, p.ldb, p.k, map.rows_of(tile), map.cols_of(tile), tile};
   }
 
   void done(i32 tile) {
     const i32 slot = map.slot(tile);
-    signal<Scope::system>(block, map.flags(map.owner(tile), ready, slot, p.local_ranks).at(p.local_rank), now_value());
+    signal<Scope::system>(block, map.told(map.owner(tile), ready, slot).at(p.local_rank), now_value());
     end(Role::compute, tile);
     stop = one_tile || controller.assign(block) != Role::compute;
   }
@@ -201,7 +207,7 @@ struct GemmAr {
     while (!may_lend || controller.assign(block) == Role::local) {
       if (p.nodes > 1) {
         const i32 next = peek(block, &map.counters().receive_tickets, p.epoch);
-        if (next < own && reached_all<Scope::system>(block, map.own(arrived, next / p.chunk_tiles), now_value())) {
+        if (next < own && reached_all<Scope::system>(block, map.received(arrived, next / p.chunk_tiles), now_value())) {
           const i32 slot = claim(block, &map.counters().receive_tickets, p.epoch);
           if (slot < own && !receive(slot)) return Outcome::aborted;
           continue;
@@ -210,7 +216,7 @@ struct GemmAr {
       if (may_lend) {
         const i32 next = peek(block, &map.counters().local_tickets, p.epoch);
         if (next >= own && p.nodes == 1) return Outcome::exhausted;
-        if (next >= own || !reached_all<Scope::system>(block, map.own(ready, next), now_value())) return Outcome::yielded;
+        if (next >= own || !reached_all<Scope::system>(block, map.told(p.local_rank, ready, next), now_value())) return Outcome::yielded;
       }
       i32 slot = claim(block, &map.counters().local_tickets, p.epoch);
       if (slot < own) {
@@ -228,21 +234,21 @@ struct GemmAr {
 
   bool local(i32 slot) {
     block.role = u32(Role::local);
-    if (!wait_all<Scope::system>(block, map.own(ready, slot), now_value())) return false;
-    if (p.nodes > 1 && !wait_all<Scope::system>(block, map.own(credit, 0), flag_value(p.epoch - 1, 0))) return false;
+    if (!wait_all<Scope::system>(block, map.told(p.local_rank, ready, slot), now_value())) return false;
+    if (p.nodes > 1 && !wait_all<Scope::system>(block, map.received(credit, 0), flag_value(p.epoch - 1, 0))) return false;
     begin(Role::local);
     const i32 tile = map.tile(slot);
-    const auto partial = [&](i32 i) { return map.at<const bf16>(i, p.partial) + tile * kTileElements; };
+    const auto partial = [&](i32 i) -> const bf16* { return map.partial(i, tile); };
     if (p.nodes == 1) {
       to_node(tile, p.local_ranks, partial);
       end(Role::local, slot);
       return true;
     }
-    reduce(block, {kTileN, kTileM, kTileN}, p.local_ranks, partial, 1, [&](i32) { return map.tiles_at(p.node_sum, slot); });
+    reduce(block, {kTileN, kTileM, kTileN}, p.local_ranks, partial, 1, [&](i32) { return map.network_tile(p.node_sum, slot); });
     end(Role::local, slot);
     const i32 chunk = slot / p.chunk_tiles;
     if (!completes<Scope::gpu>(block, map.summed(chunk), p.epoch, u32(map.chunk_size(chunk)))) return true;
-    signal<Scope::gpu>(block, map.own(arrived, chunk).at(p.node), now_value());
+    signal<Scope::gpu>(block, map.received(arrived, chunk).at(p.node), now_value());
     return send(chunk);
   }
 
@@ -250,7 +256,7 @@ struct GemmAr {
     begin(Role::send);
     const i64 first = i64(chunk) * p.chunk_tiles * kTileBytes;
     for (i32 step = 1; step < p.nodes; ++step) {
-      const i32 peer = (p.node + step) % p.nodes;
+      const i32 peer = map.peer(step);
       const i64 bank = map.bank(p.node, peer) * p.slots * kTileBytes;
       if (!queue.push(block, {CommandOp::put, peer, u32(map.flag_index(arrived, chunk) + p.node), i64(p.node_sum) + first,
                               i64(p.receive) + bank + first, map.chunk_size(chunk) * kTileBytes, u32(p.epoch)}))
@@ -262,19 +268,19 @@ struct GemmAr {
 
   bool receive(i32 slot) {
     block.role = u32(Role::receive);
-    if (!wait_all<Scope::system>(block, map.own(arrived, slot / p.chunk_tiles), now_value())) return false;
+    if (!wait_all<Scope::system>(block, map.received(arrived, slot / p.chunk_tiles), now_value())) return false;
     begin(Role::receive);
     to_node(map.tile(slot), p.nodes, [&](i32 node) -> const bf16* {
-      return node == p.node ? map.tiles_at(p.node_sum, slot)
-                            : map.tiles_at(p.receive, map.bank(node, p.node) * p.slots + slot);
+      return node == p.node ? map.network_tile(p.node_sum, slot)
+                            : map.network_tile(p.receive, map.bank(node, p.node) * p.slots + slot);
     });
     end(Role::receive, slot);
     if (!completes<Scope::gpu>(block, &map.counters().received, p.epoch, u32(map.own_tiles()))) return true;
-    signal<Scope::gpu>(block, map.own(credit, 0).at(p.node), flag_value(p.epoch, 0));
-    for (i32 step = 1; step < p.nodes; ++step)
-      if (!queue.push(block, {CommandOp::put, (p.node + step) % p.nodes, u32(map.flag_index(credit, 0) + p.node), 0, 0, 0,
-                              u32(p.epoch)}))
-        return false;
+    for (i32 step = 1; step < p.nodes; ++step) {
+      const i32 peer = map.peer(step);
+      const u32 flag = u32(map.flag_index(credit, 0) + map.bank(p.node, peer));
+      if (!queue.push(block, {CommandOp::put, peer, flag, 0, 0, 0, u32(p.epoch)})) return false;
+    }
     return true;
   }
 
@@ -288,7 +294,7 @@ struct GemmAr {
 
   void say_finished() {
     for (i32 i = 0; i < p.local_ranks; ++i)
-      signal<Scope::system>(block, map.flags(i, finished, 0, p.local_ranks).at(p.local_rank), now_value());
+      signal<Scope::system>(block, map.told(i, finished, 0).at(p.local_rank), now_value());
   }
 };
 
@@ -307,12 +313,10 @@ void gemm_ar(Block& block, const Params& p) {
             [&](bool may_lend) { return kernel.communicate(may_lend); });
   if (block.index != 0 || aborted(block)) return;
   if (own == 0) kernel.say_finished();
-  wait_all<Scope::system>(block, map.own(finished, 0), kernel.now_value());
+  wait_all<Scope::system>(block, map.told(p.local_rank, finished, 0), kernel.now_value());
   if (first) controller.record(block);
 }
 
-inline i64 control_bytes(const Params& p) { return Map{p}.control_bytes(); }
-
 }  // namespace mk
 
-MK_KERNEL(gemm_ar, Params, GEMM_AR_PARAMS, GEMM_AR_FLAGS, gemm_ar, control_bytes)
+MK_KERNEL(gemm_ar, Params, GEMM_AR_PARAMS, GEMM_AR_FLAGS, gemm_ar, Map)

@@ -6,9 +6,11 @@ namespace mk {
 
 enum class Policy : i32 { fixed = 0, adaptive = 1 };
 
-// Addresses are u64, so that one layout serves host and device. Offsets are bytes from the base of a symmetric heap.
+// Addresses are u64, so that one layout serves host and device. Offsets are bytes from the base of a symmetric heap, or
+// of the network region, which is part of the heap or, where a NIC cannot read GPU memory, in host memory.
 #define MK_LAUNCH_PARAMS(S, A)                                                                     \
   A(u64, heap, kMaxNodeRanks) /* heap of each rank of this node, as this rank addresses it */      \
+  S(u64, network)             /* address of the own network region: what the host proxy moves */   \
   S(u64, epoch)               /* generation of this launch: 1, 2, ... over one heap */             \
   S(u64, abort_record)        /* AbortRecord in memory that host and device see */                 \
   S(u64, ring_slots)          /* command rings in host memory: rings * ring_depth * 2 words */     \

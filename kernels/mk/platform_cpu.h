@@ -9,13 +9,18 @@
 #include "export.h"
 
 // Entry point of a kernel, and what Python must know of it.
-#define MK_KERNEL(name, Params, FIELDS, FLAGS, body, control)                                                          \
+#define MK_KERNEL(name, Params, FIELDS, FLAGS, body, Sizes)                                                            \
   MK_EXPORT_STRUCT(Params, FIELDS)                                                                                     \
   MK_EXPORT_NAMES(flags, FLAGS)                                                                                        \
   extern "C" void mk_kernel(mk::Block& block, const void* params) {                                                    \
     mk::body(block, *static_cast<const mk::Params*>(params));                                                          \
   }                                                                                                                    \
-  extern "C" long long mk_control_bytes(const void* params) { return mk::control(*static_cast<const mk::Params*>(params)); }
+  extern "C" long long mk_control_bytes(const void* params) {                                                          \
+    return mk::Sizes{*static_cast<const mk::Params*>(params)}.control_bytes();                                         \
+  }                                                                                                                    \
+  extern "C" long long mk_network_control_bytes(const void* params) {                                                  \
+    return mk::Sizes{*static_cast<const mk::Params*>(params)}.network_control_bytes();                                 \
+  }
 
 namespace mk {
 

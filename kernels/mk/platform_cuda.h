@@ -3,7 +3,7 @@
 #pragma once
 #include "platform.h"
 
-#define MK_KERNEL(name, Params, FIELDS, FLAGS, body, control)                \
+#define MK_KERNEL(name, Params, FIELDS, FLAGS, body, Sizes)                  \
   extern "C" __global__ void __launch_bounds__(mk::kThreads, 1)             \
   name(const __grid_constant__ mk::Params params) {                         \
     mk::Block block(params);                                                \

@@ -11,10 +11,9 @@ constexpr u64 kPoisonWord = 0x7fc17fc17fc17fc1ull;  // four bf16 NaNs: what is o
 ProxyConfig config_of(Simulation& simulation, Rank& rank) {
   const LaunchParams& launch = rank.launch();
   ProxyConfig config{};
-  config.heap = reinterpret_cast<u64>(rank.heap);
-  config.heap_bytes = simulation.config().heap_bytes;
-  config.control_offset = launch.control_offset;
-  config.flag_words = rank.words.size();
+  config.heap = reinterpret_cast<u64>(rank.network_region);
+  config.heap_bytes = simulation.config().heap_bytes - simulation.config().network_offset;
+  config.flag_words = rank.network_words.size();
   config.ring_slots = launch.ring_slots;
   config.ring_tails = launch.ring_tails;
   config.epoch_word = reinterpret_cast<u64>(&rank.launch().epoch);

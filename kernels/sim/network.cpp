@@ -14,7 +14,7 @@ void post_to_wire(Simulation& simulation, Rank& from, i32 node, WirePut put) {
   const Picoseconds taken = to.network_in.reserve(now, bytes, rate, config.network_message_ns);
   put.due = std::max(sent, taken) + picos(config.network_latency_ns);
   put.source_rank = from.index;
-  put.first_half = take_first_half(from.heap + put.source_offset, to.heap + put.destination_offset,
+  put.first_half = take_first_half(from.network_region + put.source_offset, to.network_region + put.destination_offset,
                                    simulation.payload ? put.bytes : 0);
   to.network.wire.push_back(std::move(put));
   ordered_before(&to.network.wire.back());
@@ -33,8 +33,8 @@ void run_network(void* argument) {
       const WirePut put = std::move(task.wire.front());
       task.wire.pop_front();
       const Rank& from = simulation.rank(put.source_rank);
-      u64* flags = reinterpret_cast<u64*>(rank.heap + rank.launch().control_offset);
-      land(put, simulation.payload, from.heap + put.source_offset, rank.heap + put.destination_offset,
+      u64* flags = reinterpret_cast<u64*>(rank.network_region);
+      land(put, simulation.payload, from.network_region + put.source_offset, rank.network_region + put.destination_offset,
            flags + put.flag_index);
       simulation.written_by_host(rank, put.flag_index, task.time);
     }

@@ -61,7 +61,11 @@ Simulation::Simulation(const SimConfig& config, const u8* params, size_t params_
     Rank& rank = ranks_.emplace_back();
     rank.index = i32(r);
     rank.heap = arena_ + r * stride;
+    rank.network_region = rank.heap + config.network_offset;
     mprotect(rank.heap, pages(config.control_end), PROT_READ | PROT_WRITE);
+    const size_t first_page = config.network_offset / kPage * kPage;
+    mprotect(rank.heap + first_page, pages(config.network_offset + config.network_control - first_page),
+             PROT_READ | PROT_WRITE);
   }
   for (Rank& rank : ranks_) prepare(rank, params + size_t(rank.index) * params_bytes, params_bytes);
 }
@@ -82,7 +86,9 @@ void Simulation::prepare(Rank& rank, const u8* params, size_t params_bytes) {
   launch.ring_slots = reinterpret_cast<u64>(rank.ring_slots.data());
   launch.ring_tails = reinterpret_cast<u64>(rank.ring_tails.data());
   launch.abort_record = reinterpret_cast<u64>(&rank.abort);
-  rank.words.resize((config_.control_end - launch.control_offset) / sizeof(u64));
+  launch.network = reinterpret_cast<u64>(rank.network_region);
+  rank.words.resize(config_.control_end / sizeof(u64));
+  rank.network_words.resize(config_.network_control / sizeof(u64));
   // All that the fibers fill is allocated here: they are not ordered, so one must not free what another allocated.
   rank.begins.reserve(size_t(config_.launches) + 1);
   rank.ends.reserve(size_t(config_.launches));
@@ -212,7 +218,8 @@ Word* Simulation::word_of(const u64* address, Rank*& where) {
   const u8* byte = reinterpret_cast<const u8*>(address);
   if (byte < arena_ || byte >= arena_ + arena_bytes_) return nullptr;
   where = &owner(address);
-  return &where->words[size_t(byte - where->heap - where->launch().control_offset) / sizeof(u64)];
+  if (byte >= where->network_region) return &where->network_words[size_t(byte - where->network_region) / sizeof(u64)];
+  return &where->words[size_t(byte - where->heap) / sizeof(u64)];
 }
 
 u64 Simulation::now_ns(Block& block) { return task_of(block).time / Picoseconds(kPicosPerNano); }
@@ -265,7 +272,7 @@ void Simulation::after_write(Block& block, const u64* address, Scope scope) {
 }
 
 void Simulation::written_by_host(Rank& rank, u64 index, Picoseconds now) {
-  Word& word = rank.words[index];
+  Word& word = rank.network_words[index];
   word.writer = Word::kHost;
   word.scope = Scope::system;
   scheduler_.wake(word.waiters, now + picos(config_.flag_system_ns));

@@ -39,13 +39,14 @@ struct ProxyTask : Task {
 struct Rank {
   i32 index = 0;
   u8* heap = nullptr;
+  u8* network_region = nullptr;  // the end of the heap
   std::vector<u8> params;  // the kernel's Params; starts with LaunchParams
   std::vector<u64> ring_slots, ring_tails;
   AbortRecord abort{};
   std::vector<std::unique_ptr<BlockTask>> blocks;
   i32 finished = 0;        // blocks that have left the launch
   Waiters next_launch;
-  std::vector<Word> words;  // of the control region
+  std::vector<Word> words, network_words;  // control words of the heap and of its network region
   Waiters commands, ring_space;
   ProxyTask proxy;
   NetworkTask network;

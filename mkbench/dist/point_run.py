@@ -69,10 +69,12 @@ class PointRun:
         self._enter("connect", self._setup_s)
         self._params, self._layout = launch_parameters(library.handle, library.layout, point, place.rank)
         # In shared memory, behind what proxies may write: ranks of one machine tell each other to give up.
-        self._abort_offset = round_up(self._layout.bytes, ALIGNMENT)
+        self._network_offset = round_up(self._layout.bytes, ALIGNMENT)
+        self._abort_offset = round_up(self._network_offset + self._layout.network_bytes, ALIGNMENT)
         size = self._abort_offset + library.layout.dtype("AbortRecord").itemsize
         self._heap = SymmetricHeap(place.machine, place.machine_ranks, size)
         self._params["heap"][: len(place.node_ranks)] = self._heap.addresses(place.node_ranks)
+        self._params["network"] = self._heap.address(place.rank) + self._network_offset
         self._params["abort_record"] = self._heap.address(place.rank) + self._abort_offset
         self._params["epoch"] = 0
         self._proxy = self._start_proxy(Rings(self._params))
@@ -176,8 +178,9 @@ class PointRun:
             self._heap,
             self._params,
             rings,
-            heap_bytes=self._layout.bytes,
-            flag_words=self._layout.control_bytes // 8,
+            network_offset=self._network_offset,
+            network_bytes=self._layout.network_bytes,
+            flag_words=self._layout.network_control_bytes // 8,
             transport=self.point.transport,
             connect_timeout_s=_SETUP_S,
         )

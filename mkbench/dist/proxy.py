@@ -50,7 +50,8 @@ class Proxy:
         params: Record,
         rings: Rings,
         *,
-        heap_bytes: int,
+        network_offset: int,
+        network_bytes: int,
         flag_words: int,
         transport: str,
         connect_timeout_s: float,
@@ -64,9 +65,8 @@ class Proxy:
         self._sockets: Mapping[int, socket] = {}
         config = library.layout.new(
             "ProxyConfig",
-            heap=heap.address(place.rank),
-            heap_bytes=heap_bytes,
-            control_offset=int(params["control_offset"]),
+            heap=heap.address(place.rank) + network_offset,
+            heap_bytes=network_bytes,
             flag_words=flag_words,
             ring_slots=rings.slots.ctypes.data,
             ring_tails=rings.tails.ctypes.data,
@@ -90,7 +90,7 @@ class Proxy:
                 config["fds"][place.topology.node_of(peer)] = connection.fileno()
         else:
             for peer in place.rail_peers:
-                config["peer_heaps"][place.topology.node_of(peer)] = heap.address(peer)
+                config["peer_heaps"][place.topology.node_of(peer)] = heap.address(peer) + network_offset
         start = library.function("mk_proxy_start", ctypes.c_void_p, ctypes.c_void_p)
         self._proxy = start(config.ctypes.data)
         if not self._proxy:

@@ -25,14 +25,17 @@ Record = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class HeapLayout:
-    """Byte offsets in every rank's symmetric heap. Control (flags, counters, history, trace) comes first."""
+    """Byte offsets in every rank's symmetric heap, and in its network region for what the proxies move.
+
+    Both start with control words: the heap with flags, counters, history and trace up to `control_end`, the
+    network region with its flags.
+    """
 
     offsets: Mapping[str, int]
-    control_bytes: int
-    """Flags and counters, which start at offset 0."""
     control_end: int
-    """Where payload starts."""
     bytes: int
+    network_control_bytes: int
+    network_bytes: int
 
 
 def launch_parameters(
@@ -40,7 +43,8 @@ def launch_parameters(
 ) -> tuple[Record, HeapLayout]:
     """Return the Params record of `rank` and the heap it describes.
 
-    Addresses (`heap`, `abort_record`, `ring_slots`, `ring_tails`) and `epoch` (1) are the platform's to set.
+    Addresses (`heap`, `network`, `abort_record`, `ring_slots`, `ring_tails`) and `epoch` (1) are the
+    platform's to set.
     """
     kernel = workload(point.kernel)
     nodes, local_ranks = point.nodes, point.ranks_per_node
@@ -65,17 +69,26 @@ def launch_parameters(
         trace_capacity=trace_capacity,
         **kernel.parameters(shape, local_ranks, point.chunk_tiles),
     )
-    library.mk_control_bytes.restype = ctypes.c_longlong
-    control = library.mk_control_bytes(ctypes.c_void_p(params.ctypes.data))
-    history = _up(control)
+    history = _up(_size(library.mk_control_bytes, params))
+    network_control = _up(_size(library.mk_network_control_bytes, params))
     trace = history + _up(history_rows * layout.dtype("HistoryRow").itemsize)
     control_end = trace + _up(point.blocks * (trace_capacity + 1) * layout.dtype("TraceEvent").itemsize)
     params["control_offset"], params["history_offset"], params["trace_offset"] = 0, history, trace
-    offsets, end = {"history": history, "trace": trace}, control_end
+    offsets = {"history": history, "trace": trace}
+    end, network_end = control_end, network_control
     for buffer in kernel.buffers(shape, nodes, local_ranks, point.chunk_tiles):
-        params[buffer.name] = offsets[buffer.name] = end
-        end += buffer.bytes
-    return params, HeapLayout(offsets, control, control_end, end)
+        if buffer.network:
+            params[buffer.name] = offsets[buffer.name] = network_end
+            network_end += buffer.bytes
+        else:
+            params[buffer.name] = offsets[buffer.name] = end
+            end += buffer.bytes
+    return params, HeapLayout(offsets, control_end, end, network_control, network_end)
+
+
+def _size(function: Any, params: Record) -> int:
+    function.restype = ctypes.c_longlong
+    return int(function(ctypes.c_void_p(params.ctypes.data)))
 
 
 def _up(size: int) -> int:

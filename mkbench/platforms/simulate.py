@@ -85,7 +85,7 @@ class Simulation:
         )
         if not self._handle:
             raise EnvironmentProblem(
-                f"{point.ranks} heaps of {self.heap.bytes} bytes do not fit into the address space",
+                f"{point.ranks} heaps of {self.heap.bytes + self.heap.network_bytes} bytes do not fit into the address space",
                 hint="choose a smaller size",
             )
         self.launches = launches
@@ -191,8 +191,10 @@ def sim_config(
     return layout.new(
         "SimConfig",
         seed=seed,
-        heap_bytes=heap.bytes,
+        heap_bytes=heap.bytes + heap.network_bytes,
         control_end=heap.control_end,
+        network_offset=heap.bytes,
+        network_control=heap.network_control_bytes,
         time_limit_ns=int(point.deadline_s * 1e9),
         gemm_flops=hardware.rate("gemm_tflops") * 1e3 / hardware.blocks,
         tile_overhead_ns=hardware.rate("tile_overhead_ns"),

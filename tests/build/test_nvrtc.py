@@ -118,7 +118,7 @@ PARTS: dict[str, tuple[str, set[Access]]] = {
     "compute_done": ("kernel.done(p.m);", {RELEASE}),
     "local": ("kernel.local(p.m);", {ACQUIRE, RELEASE, RELEASE_GPU, LOOK, COUNT, COUNT_GPU, SECOND_WORD}),
     "send": ("kernel.send(p.m);", {ACQUIRE, RELEASE, SECOND_WORD}),
-    "receive": ("kernel.receive(p.m);", {ACQUIRE, RELEASE, RELEASE_GPU, LOOK, COUNT, COUNT_GPU, SECOND_WORD}),
+    "receive": ("kernel.receive(p.m);", {ACQUIRE, RELEASE, LOOK, COUNT, COUNT_GPU, SECOND_WORD}),
     "say_finished": ("kernel.say_finished();", {RELEASE}),
 }
 
@@ -127,26 +127,26 @@ PARTS: dict[str, tuple[str, set[Access]]] = {
 WEAKENED = {
     "ready-signal": (
         "gemm_ar.cu",
-        "signal<Scope::system>(block, map.flags(map.owner(tile), ready",
-        "signal<Scope::gpu>(block, map.flags(map.owner(tile), ready",
+        "signal<Scope::system>(block, map.told(map.owner(tile), ready",
+        "signal<Scope::gpu>(block, map.told(map.owner(tile), ready",
         "compute_done",
     ),
     "finished-signal": (
         "gemm_ar.cu",
-        "signal<Scope::system>(block, map.flags(i, finished",
-        "signal<Scope::gpu>(block, map.flags(i, finished",
+        "signal<Scope::system>(block, map.told(i, finished",
+        "signal<Scope::gpu>(block, map.told(i, finished",
         "say_finished",
     ),
     "ready-wait": (
         "gemm_ar.cu",
-        "wait_all<Scope::system>(block, map.own(ready",
-        "wait_all<Scope::gpu>(block, map.own(ready",
+        "wait_all<Scope::system>(block, map.told(p.local_rank, ready",
+        "wait_all<Scope::gpu>(block, map.told(p.local_rank, ready",
         "local",
     ),
     "arrived-wait": (
         "gemm_ar.cu",
-        "if (!wait_all<Scope::system>(block, map.own(arrived",
-        "if (!wait_all<Scope::gpu>(block, map.own(arrived",
+        "if (!wait_all<Scope::system>(block, map.received(arrived",
+        "if (!wait_all<Scope::gpu>(block, map.received(arrived",
         "receive",
     ),
     "broadcast-count": ("gemm_ar.cu", "completes<Scope::system>", "completes<Scope::gpu>", "receive"),

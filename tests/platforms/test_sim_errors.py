@@ -42,7 +42,7 @@ def edited(tmp_path: Path) -> Edit:
     return edit
 
 
-READY_SIGNAL = "signal<Scope::system>(block, map.flags(map.owner(tile), ready, slot, p.local_ranks)"
+READY_SIGNAL = "signal<Scope::system>(block, map.told(map.owner(tile), ready, slot)"
 
 
 def test_a_dropped_signal_is_a_deadlock_that_names_who_waits_for_what(edited: Edit) -> None:
@@ -82,13 +82,13 @@ def test_a_long_report_is_cut(edited: Edit) -> None:
             r"rank \d block \d role compute uses gpu scope on a word of rank \d",
         ),
         (
-            "wait_all<Scope::system>(block, map.own(ready, slot)",
-            "wait_all<Scope::gpu>(block, map.own(ready, slot)",
+            "wait_all<Scope::system>(block, map.told(p.local_rank, ready, slot)",
+            "wait_all<Scope::gpu>(block, map.told(p.local_rank, ready, slot)",
             r"rank \d block \d role local reads at gpu scope what rank \d signalled",
         ),
         (
             "completes<Scope::gpu>(block, &map.counters().received",
-            "reached_all<Scope::gpu>(block, map.own(arrived, 0), 1) && "
+            "reached_all<Scope::gpu>(block, map.received(arrived, 0), 1) && "
             "!completes<Scope::gpu>(block, &map.counters().received",
             r"rank [23] block \d role \w+ reads at gpu scope what the network signalled",
         ),
@@ -102,7 +102,7 @@ def test_gpu_scope_on_what_others_share_is_an_error(edited: Edit, old: str, new:
 
 
 def test_a_command_that_makes_no_sense_is_an_error(edited: Edit) -> None:
-    sources = edited("gemm_ar.cu", "i32 peer = (p.node + step) % p.nodes", "i32 peer = p.node")
+    sources = edited("gemm_ar.cu", "return (p.node + step) % p.nodes", "return p.node")
     result = result_of(case_of(**TWO_BY_TWO), sources=sources)
     assert result.status == "protocol_error"
     assert "no such peer" in result.report

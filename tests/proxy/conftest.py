@@ -22,6 +22,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mk_host_discard": (None, ctypes.c_void_p),
     "mk_host_error": (ctypes.c_char_p,),
     "mk_control_bytes": (ctypes.c_longlong, ctypes.c_void_p),
+    "mk_network_control_bytes": (ctypes.c_longlong, ctypes.c_void_p),
 }
 
 

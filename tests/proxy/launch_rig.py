@@ -70,21 +70,25 @@ class RankMemory:
             rings=RINGS, ring_depth=DEPTH, history_capacity=HISTORY_ROWS,
             m=p.m, n=p.n, k=p.k, lda=self.lda, ldb=self.ldb, chunk_tiles=p.chunk_tiles, slots=p.slots,
         )  # fmt: skip
-        self.control_bytes = int(library.mk_control_bytes(self.params.ctypes.data))
         buffers = {
             "history_offset": HISTORY_ROWS * layout.dtype("HistoryRow").itemsize,
             "a": p.m * self.lda * 2,
             "b": p.k * self.ldb * 2,
             "partial": p.tiles * TILE_BYTES,
-            "node_sum": p.slots * TILE_BYTES,
-            "receive": (p.nodes - 1) * p.slots * TILE_BYTES,
             "out": p.m * self.ldb * 2,
         }
-        end = _up(self.control_bytes, 128)
+        moved = {"node_sum": p.slots * TILE_BYTES, "receive": (p.nodes - 1) * p.slots * TILE_BYTES}
+        self.flag_bytes = int(library.mk_network_control_bytes(self.params.ctypes.data))
+        self.heap = self._lay_out(buffers, int(library.mk_control_bytes(self.params.ctypes.data)))
+        self.network = self._lay_out(moved, self.flag_bytes)
+        self.params["network"] = self.network.ctypes.data
+
+    def _lay_out(self, buffers: dict[str, int], control_bytes: int) -> Array:
+        end = _up(control_bytes, 128)
         for name, size in buffers.items():
             self.params[name] = end
             end += _up(size, 128)
-        self.heap = aligned(np.dtype(np.uint8), end)
+        return aligned(np.dtype(np.uint8), end)
 
     def matrix(self, name: str, rows: int, stride: int) -> Array:
         start = int(self.params[name])
@@ -101,10 +105,10 @@ class RankMemory:
         return from_bf16(self.out()[:, : self.problem.n])
 
     def start_proxy(self, transport: int, rails: dict[int, RankMemory], fds: dict[int, int]) -> int:
-        heaps = [rails[n].heap.ctypes.data if n in rails else 0 for n in range(MAX_NODES)]
+        heaps = [rails[n].network.ctypes.data if n in rails else 0 for n in range(MAX_NODES)]
         config = self._layout.new(
-            "ProxyConfig", heap=self.heap.ctypes.data, heap_bytes=self.heap.nbytes, control_offset=0,
-            flag_words=self.control_bytes // 8, ring_slots=self.ring_slots.ctypes.data,
+            "ProxyConfig", heap=self.network.ctypes.data, heap_bytes=self.network.nbytes,
+            control_offset=0, flag_words=self.flag_bytes // 8, ring_slots=self.ring_slots.ctypes.data,
             ring_tails=self.ring_tails.ctypes.data, epoch_word=self.epoch.ctypes.data,
             abort_record=self.abort.ctypes.data, peer_heaps=heaps,
             fds=[fds.get(n, -1) for n in range(MAX_NODES)], transport=transport, rings=RINGS,

@@ -33,10 +33,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A region of payload in every rank's symmetric heap, named as in the kernel's launch parameters."""
+    """A region of payload, named as in the kernel's launch parameters.
+
+    It lies in every rank's symmetric heap or, where host proxies move it, in the network region.
+    """
 
     name: str
     bytes: int
+    network: bool = False
 
 
 class Workload(Protocol):

@@ -71,10 +71,10 @@ class GemmAr:
         return 2.0 * shape.m * shape.n * shape.k
 
     def buffers(self, shape: Shape, nodes: int, ranks_per_node: int, chunk_tiles: int) -> list[Buffer]:
-        """Return the payload part of one rank's heap; sizes are multiples of 128 bytes.
+        """Return the payload of one rank; sizes are multiples of 128 bytes.
 
         a[m, lda], b[k, ldb] and out[m, ldb] are row-major with padded rows; partial, node_sum and receive
-        are whole tiles, one after the other.
+        are whole tiles, one after the other. node_sum and receive are what the network moves.
         """
         padded = self.parameters(shape, ranks_per_node, chunk_tiles)
         owned = padded["slots"] * TILE_BYTES
@@ -82,11 +82,12 @@ class GemmAr:
             "a": shape.m * padded["lda"] * ELEMENT_BYTES,
             "b": shape.k * padded["ldb"] * ELEMENT_BYTES,
             "partial": self.tiles(shape) * TILE_BYTES,
-            "node_sum": owned if nodes > 1 else 0,
-            "receive": (nodes - 1) * owned,
             "out": shape.m * padded["ldb"] * ELEMENT_BYTES,
         }
-        return [Buffer(name, _up(size, _ALIGN)) for name, size in sizes.items() if size]
+        moved = {"node_sum": owned, "receive": (nodes - 1) * owned} if nodes > 1 else {}
+        return [Buffer(name, _up(size, _ALIGN)) for name, size in sizes.items()] + [
+            Buffer(name, _up(size, _ALIGN), network=True) for name, size in moved.items()
+        ]
 
     def control_bytes(self, shape: Shape, nodes: int, ranks_per_node: int, chunk_tiles: int) -> int:
         """Return about what flags, counters and the controller's history take; the kernel says exactly.
