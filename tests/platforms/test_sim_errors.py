@@ -102,7 +102,7 @@ def test_gpu_scope_on_what_others_share_is_an_error(edited: Edit, old: str, new:
 
 
 def test_a_command_that_makes_no_sense_is_an_error(edited: Edit) -> None:
-    sources = edited("gemm_ar.cu", "return (p.node + step) % p.nodes", "return p.node")
+    sources = edited("gemm_ar.cu", "return (p.node + step) % p.nodes", "return p.node + 0 * step")
     result = result_of(case_of(**TWO_BY_TWO), sources=sources)
     assert result.status == "protocol_error"
     assert "no such peer" in result.report
