@@ -26,7 +26,19 @@ def compile_cubin(
     sources: Path | None = None,
     cache: Cache | None = None,
 ) -> bytes:
-    """The cubin of <kernel>.cu for `arch` (sm_80, sm_90a, sm_100a), compiled unless the cache has it.
+    """The cubin of <kernel>.cu for `arch` (sm_80, sm_90a, sm_100a). Raises what `cubin_file` raises."""
+    return cubin_file(kernel, arch, defines=defines, sources=sources, cache=cache).read_bytes()
+
+
+def cubin_file(
+    kernel: str,
+    arch: str = "sm_90a",
+    *,
+    defines: Mapping[str, str | int] | None = None,
+    sources: Path | None = None,
+    cache: Cache | None = None,
+) -> Path:
+    """The file with the cubin, compiled unless the cache has it.
 
     Raises UsageError for an unknown kernel, EnvironmentProblem without NVRTC, BuildFailed with the first
     error.
@@ -49,7 +61,7 @@ def compile_cubin(
             raise BuildFailed(f"{source.name} for {arch}", log, store.write_log(key, log))
         target.write_bytes(cubin)
 
-    return store.get(key, ".cubin", build).read_bytes()
+    return store.get(key, ".cubin", build)
 
 
 class Nvrtc:

@@ -5,11 +5,12 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from mkbench.cli.finding import Finding, first_line
+from mkbench.cli.gpus import probe_gpus
 
 GIB = 1 << 30
 MIN_CXX = 10  # the first g++ with C++20's atomic_ref and atomic wait
@@ -17,17 +18,6 @@ MIN_SHM = 1 * GIB
 
 CUDA_PACKAGES = "pip install cupy-cuda13x nvidia-cuda-nvrtc nvidia-cuda-runtime"
 MPI_PACKAGES = "pip install mpi4py mpich"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked for. `fix` is a command, or what to do; None where nothing helps."""
-
-    what: str
-    ok: bool
-    found: str
-    needed_for: str
-    fix: str | None = None
 
 
 def probe() -> list[Finding]:
@@ -41,7 +31,7 @@ def probe() -> list[Finding]:
         _cores(),
         _memory(),
         _shared_memory(),
-        _gpu(),
+        *probe_gpus(),
         _module("CuPy", "cupy"),
         _module("NVRTC", "nvidia.cu13", "nvidia.cuda_nvrtc"),
     ]
@@ -63,7 +53,7 @@ def _python() -> Finding:
 def _compiler() -> Finding:
     fix = "apt-get install g++"
     name = os.environ.get("CXX") or "g++"
-    version = _first_line(*shlex.split(name), "-dumpfullversion", "-dumpversion")
+    version = first_line(*shlex.split(name), "-dumpfullversion", "-dumpversion")
     if version is None:
         return Finding("g++", False, f"no {name}", "sim, host", fix)
     major = version.split(".")[0]
@@ -80,7 +70,7 @@ def _make() -> Finding:
 
 def _mpi_library() -> Finding:
     # In a process of its own: an MPI that does not suit mpi4py may abort instead of raising.
-    version = _first_line(sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())")
+    version = first_line(sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())")
     ok = version is not None
     found = " ".join((version or "mpi4py finds no MPI library").split())[:40]
     return Finding("MPI library", ok, found, "host", None if ok else MPI_PACKAGES)
@@ -113,13 +103,6 @@ def _shared_memory() -> Finding:
     return Finding("/dev/shm", ok, f"{size / GIB:.1f} GiB", "host", fix)
 
 
-def _gpu() -> Finding:
-    names = _lines("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    if not names:
-        return Finding("GPU", False, "none", "cuda", "none needed for --platform sim and host")
-    return Finding("GPU", True, f"{len(names)} x {names[0]}", "cuda")
-
-
 def _module(what: str, *modules: str) -> Finding:
     for module in modules:
         try:
@@ -129,16 +112,3 @@ def _module(what: str, *modules: str) -> Finding:
         if spec is not None:
             return Finding(what, True, module, "cuda")
     return Finding(what, False, "none", "cuda", CUDA_PACKAGES)
-
-
-def _first_line(*command: str) -> str | None:
-    lines = _lines(*command)
-    return lines[0] if lines else None
-
-
-def _lines(*command: str) -> list[str]:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.strip().splitlines()

@@ -17,10 +17,11 @@ DIRECTORY = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 WHERE: tuple[Decorator, ...] = (
-    click.option("--platform", metavar="NAME", help="sim, host or auto.  [default: auto]"),
+    click.option("--platform", metavar="NAME", help="sim, host, cuda or auto.  [default: auto]"),
     click.option("--cluster", metavar="NAME", help="Cluster profile; see `mkbench list clusters`."),
     click.option("--nodes", type=int, metavar="N", help="Nodes, in place of the cluster's own number."),
     click.option("--ranks-per-node", type=int, metavar="N", help="Ranks that share NVLink."),
+    click.option("--ranks-per-gpu", type=int, metavar="N", help="Ranks that share a GPU (virtual cluster)."),
     click.option("--transport", metavar="NAME", help="Between nodes: see `mkbench list transports`."),
 )
 

@@ -38,7 +38,7 @@ def plan_header(plan: Plan) -> str:
     count, nodes = plural(len(plan.points), "point"), plural(cluster.nodes, "node")
     return (
         f"{', '.join(config.kernels)}: {count} on {cluster.name} ({nodes} x {cluster.ranks_per_node} ranks "
-        f"of {cluster.hardware.name}, {cluster.hardware.blocks} blocks each), {WHERE[config.platform]}"
+        f"of {cluster.hardware.name}, {cluster.blocks} blocks each), {WHERE[config.platform]}"
     )
 
 

@@ -5,6 +5,7 @@ import re
 from pydantic import Field
 
 from mkbench.core.hardware import HardwareProfile, load_hardware
+from mkbench.core.partition import group_sms
 from mkbench.core.profile import Sourced, Strict, profile_names, read_profile
 
 _COUNTS = re.compile(r"\d+x\d+-")
@@ -31,17 +32,22 @@ class ClusterFile(Strict):
     description: str
     nodes: int = Field(ge=1)
     ranks_per_node: int = Field(ge=1)
+    ranks_per_gpu: int = Field(default=1, ge=1)
     hardware: str
     network: NetworkProfile | None = None
 
 
 class ClusterProfile(Strict):
-    """A cluster with its hardware. `network` is None where no rate of it is claimed."""
+    """A cluster with its hardware. `network` is None where no rate of it is claimed.
+
+    A virtual cluster has several ranks on one GPU (`ranks_per_gpu`), each on a group of its SMs.
+    """
 
     name: str
     description: str
     nodes: int
     ranks_per_node: int
+    ranks_per_gpu: int
     hardware: HardwareProfile
     network: NetworkProfile | None
 
@@ -49,6 +55,17 @@ class ClusterProfile(Strict):
     def ranks(self) -> int:
         """All ranks."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of one rank: one for each SM that it has. Raises UsageError if too many share a GPU."""
+        return group_sms(self.hardware.blocks, self.ranks_per_gpu)
+
+    def sharing(self, ranks_per_gpu: int | None) -> "ClusterProfile":
+        """Return this cluster with so many ranks on each GPU; a virtual one has all on one unless told."""
+        if ranks_per_gpu is None:
+            ranks_per_gpu = self.ranks if self.ranks_per_gpu > 1 else 1
+        return self.model_copy(update={"ranks_per_gpu": ranks_per_gpu})
 
     def resized(self, nodes: int | None, ranks_per_node: int | None) -> "ClusterProfile":
         """Return this cluster with other counts; "2x8-h200-ib" of 4 nodes becomes "4x8-h200-ib"."""
@@ -72,6 +89,7 @@ def load_cluster(name: str) -> ClusterProfile:
         description=file.description,
         nodes=file.nodes,
         ranks_per_node=file.ranks_per_node,
+        ranks_per_gpu=file.ranks_per_gpu,
         hardware=load_hardware(file.hardware),
         network=file.network,
     )

@@ -67,11 +67,12 @@ class SweepConfig(Strict):
     cluster: Name | None = None
     nodes: Positive | None = None
     ranks_per_node: Positive | None = None
+    ranks_per_gpu: Positive | None = None
     transport: Name | None = None
     samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES, strict=True)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] = 0
     data: Annotated[bool, Field(strict=True)] | None = None
-    family: Literal["exact", "normal"] = "exact"
+    family: Literal["exact", "normal"] | None = None
     chunk_tiles: Positive | None = None
     start_comm_sms: Count | None = None
     deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S, allow_inf_nan=False)] = 20.0

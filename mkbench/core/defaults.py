@@ -13,6 +13,8 @@ HOST_COMM_SMS = (1, 2, 4)
 HOST_CLUSTER = "host"
 SAMPLES = {"sim": 1, "host": 10, "cuda": 20}
 """Launches timed a point; the simulator is deterministic."""
+FAMILIES = {"sim": "exact", "host": "exact", "cuda": "normal"}
+"""Inputs of the timed launches: a GPU runs faster on sparse ones. Results are checked with exact ones too."""
 
 
 def resolved_cluster(config: SweepConfig) -> ClusterProfile:
@@ -22,7 +24,12 @@ def resolved_cluster(config: SweepConfig) -> ClusterProfile:
     """
     platform = _platform(config)
     cluster = load_cluster(config.cluster or (HOST_CLUSTER if platform == "host" else GPU_CLUSTER))
-    cluster = cluster.resized(config.nodes, config.ranks_per_node)
+    cluster = cluster.resized(config.nodes, config.ranks_per_node).sharing(config.ranks_per_gpu)
+    if cluster.ranks_per_gpu > 1 and platform != "cuda":
+        raise UsageError(
+            f"cluster {cluster.name!r} shares GPUs between ranks, which platform {platform!r} does not have",
+            hint="use --platform cuda, or another --cluster",
+        )
     if platform == "host" and cluster.hardware.name != "cpu":
         raise UsageError(
             f"platform 'host' runs on this machine's processor, not on cluster {cluster.name!r}",
@@ -64,7 +71,7 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
     if config.faults and platform != "sim":
         raise UsageError(f"platform {platform!r} injects no faults", hint="use --platform sim")
     comm_sms = HOST_COMM_SMS if on_host else GPU_COMM_SMS
-    fitting = tuple(count for count in comm_sms if count < cluster.hardware.blocks)
+    fitting = tuple(count for count in comm_sms if count < cluster.blocks)
     sizes = config.sizes or (HOST_SIZES if on_host else GPU_SIZES)
     return config.model_copy(
         update={
@@ -72,6 +79,8 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
             "cluster": config.cluster or (HOST_CLUSTER if on_host else GPU_CLUSTER),
             "nodes": cluster.nodes,
             "ranks_per_node": cluster.ranks_per_node,
+            "ranks_per_gpu": cluster.ranks_per_gpu,
+            "family": config.family or FAMILIES[platform],
             "sizes": None if config.shape is not None else sizes,
             "comm_sms": config.comm_sms or fitting,
             "transport": transport,

@@ -2,6 +2,11 @@
 
 from dataclasses import asdict, dataclass
 
+from mkbench.core.errors import UsageError
+
+SM_GROUP = 8
+"""SMs are given to ranks that share a GPU in multiples of this: the driver splits them so since Hopper."""
+
 
 @dataclass(frozen=True, slots=True)
 class Partition:
@@ -18,6 +23,22 @@ class Partition:
     def to_json(self) -> dict[str, int]:
         """Return {"compute": ..., "communication": ...}."""
         return asdict(self)
+
+
+def group_sms(total_sms: int, ranks_per_gpu: int) -> int:
+    """Return the SMs of each rank when `ranks_per_gpu` share a GPU: all, or else a multiple of SM_GROUP.
+
+    Raises UsageError if there are too many ranks.
+    """
+    if ranks_per_gpu == 1:
+        return total_sms
+    most = total_sms // SM_GROUP
+    if not 1 <= ranks_per_gpu <= most:
+        raise UsageError(
+            f"{ranks_per_gpu} ranks on one GPU: its {total_sms} SMs make at most {most} groups of {SM_GROUP}",
+            hint=f"set --ranks-per-gpu to {most} or less",
+        )
+    return total_sms // ranks_per_gpu // SM_GROUP * SM_GROUP
 
 
 @dataclass(frozen=True, slots=True)

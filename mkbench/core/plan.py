@@ -54,7 +54,7 @@ def _points(
     config: SweepConfig, cluster: ClusterProfile, kernel: Workload, size: int | None, shape: Shape
 ) -> Iterator[Point]:
     """Yield the points of one kernel and shape, one a static partition, then one a policy that adapts."""
-    blocks = cluster.hardware.blocks
+    blocks = cluster.blocks
     start = config.start_comm_sms
     if start is None:
         start = kernel.start_comm_sms(shape, cluster)
@@ -77,6 +77,7 @@ def _points(
             nodes=cluster.nodes,
             ranks_per_node=cluster.ranks_per_node,
             ranks=cluster.ranks,
+            ranks_per_gpu=cluster.ranks_per_gpu,
             blocks=blocks,
             transport=config.transport or config.platform,
             policy=policy,
@@ -86,7 +87,7 @@ def _points(
             samples=config.samples or 1,
             seed=config.seed,
             data=bool(config.data),
-            family=config.family,
+            family=config.family or "exact",
             flops_per_rank=kernel.flops_per_rank(shape),
             lower_bound_us=kernel.lower_bound_us(shape, cluster),
             network_bytes=kernel.network_bytes(shape, cluster.nodes, cluster.ranks_per_node),

@@ -27,6 +27,7 @@ class Point:
     nodes: int
     ranks_per_node: int
     ranks: int
+    ranks_per_gpu: int
     blocks: int
     transport: str
     policy: str

@@ -38,6 +38,7 @@ def make_record(point: Point, measurement: Measurement, env: Mapping[str, Any]) 
         "ranks": point.ranks,
         "ranks_per_node": point.ranks_per_node,
         "blocks": point.blocks,
+        "ranks_per_gpu": point.ranks_per_gpu,
         "transport": point.transport,
         "policy": point.policy,
         "comm_sms": point.comm_sms,

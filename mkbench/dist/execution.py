@@ -12,6 +12,9 @@ from mkbench.build.errors import BuildFailed
 from mkbench.build.source_hash import source_hash
 from mkbench.core.measurement import Check, Measurement
 from mkbench.core.point import Point
+from mkbench.core.workloads.base import Family
+from mkbench.dist.engine import engine_for
+from mkbench.dist.errors import OutOfDeviceMemory
 from mkbench.dist.heartbeat import HeartbeatFile
 from mkbench.dist.library import KernelLibrary
 from mkbench.dist.place import Place
@@ -21,7 +24,7 @@ from mkbench.platforms.timeline import timeline
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-#: Launches before the timed ones. The first is verified, as is the last timed one.
+#: Launches before the timed ones; the first is a check.
 WARM_UP = 2
 _BUILD_DEADLINE_S = 300.0
 
@@ -46,7 +49,10 @@ def _measure(place: Place, point: Point, beats: HeartbeatFile) -> Measurement:
     library = _build(place, point.kernel)
     if isinstance(library, str):
         return Measurement("build_failed", source_hash=source_hash(point.kernel), message=library)
-    run = PointRun(place, point, beats, library)
+    try:
+        run = PointRun(place, point, beats, library, engine_for(point.platform))
+    except OutOfDeviceMemory as error:
+        return Measurement("oom", source_hash=source_hash(point.kernel), message=str(error))
     rounds, check = _launches(run)
     return _conclude(run, rounds, check, started)
 
@@ -74,12 +80,20 @@ def _try_build(kernel: str) -> tuple[Path | None, str | None]:
 
 
 def _launches(run: PointRun) -> tuple[list[Round], Check | None]:
-    """Warm up, verify, time, verify again; stops at the first launch that hangs or is wrong."""
-    rounds: list[Round] = []
+    """Check with exact inputs, warm up, time, check the last timed launch and the exact inputs again.
+
+    Stops at the first launch that hangs or is wrong. The timed launches are `rounds[WARM_UP:-1]`.
+    """
+    point, rounds = run.point, list[Round]()
+    timed_family: Family = "normal" if point.family == "normal" else "exact"
+    last_timed = WARM_UP + point.samples - 1
     check: Check | None = None
-    count = WARM_UP + run.point.samples
-    for index in range(count):
-        is_verified = index in {0, count - 1}
+    for index in range(last_timed + 2):
+        if index in (0, last_timed + 1):
+            run.fill(point.seed, "exact")
+        elif index == 1:
+            run.fill(point.seed, timed_family)
+        is_verified = index in (0, last_timed, last_timed + 1)
         if is_verified:
             run.poison()
         rounds.append(run.launch(index))
@@ -103,9 +117,9 @@ def _verdict(run: PointRun, last: Round, check: Check | None) -> tuple[str, str 
 def _conclude(run: PointRun, rounds: Sequence[Round], check: Check | None, started: float) -> Measurement:
     point, last = run.point, rounds[-1]
     status, message = _verdict(run, last, check)
-    rows = run.history()
+    rows, machine = run.history(), run.machine()
     traffic = run.close(drain=not last.has_hung)
-    timed = rounds[WARM_UP:] if status == "ok" else []
+    timed = rounds[WARM_UP:-1] if status == "ok" else []
     return Measurement(
         status,
         samples_us=tuple(round_.slowest_us for round_ in timed),
@@ -116,6 +130,6 @@ def _conclude(run: PointRun, rounds: Sequence[Round], check: Check | None, start
         controller=timeline(rows, point) if status == "ok" else None,
         source_hash=source_hash(point.kernel),
         message=message,
-        details={"launches": len(rounds), "start_skew_us": run.skews_us(timed)},
+        details={"launches": len(rounds), "start_skew_us": run.skews_us(timed), **machine},
         meta={"wall_s": time.perf_counter() - started, "hosts": run.hosts},
     )

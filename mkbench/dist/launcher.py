@@ -17,8 +17,9 @@ from mkbench.core.errors import EnvironmentProblem
 from mkbench.dist import processes
 
 DEFAULT_WORKER = "mkbench.dist.worker"
-#: Set by every launcher of ranks; a nested mpiexec must not inherit them.
-_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PMI2_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "PRTE_")
+#: Set by every launcher of ranks; a nested mpiexec must not inherit them. HYDRA_* is what the user sets, as in
+#: HYDRA_HOST_FILE.
+_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PMI2_", "OMPI_", "HYDI_", "MPI_LOCAL", "PRTE_")
 #: (launcher, variable with the rank, variable with the number of ranks), the most specific first.
 #: Slurm sets SLURM_NTASKS in a batch script too, where nobody has started ranks yet; the variable of the step
 #: is set by `srun` alone.
@@ -51,6 +52,11 @@ class ForeignLauncher:
     rank: int
     size: int
 
+    @property
+    def outlives_ranks(self) -> bool:
+        """Whether it waits for the other ranks when one has ended in the middle, instead of ending all."""
+        return self.name in {"srun", "PMIx"}
+
 
 def find_mpiexec() -> Mpiexec:
     """The mpiexec beside this Python (where the `mpich` wheel puts it), else the first on PATH.
@@ -67,16 +73,21 @@ def find_mpiexec() -> Mpiexec:
         raise EnvironmentProblem(
             f"{found} does not work: {error}", "reinstall MPI: pip install mpich"
         ) from error
-    return recognise(Path(found), answer.stdout, is_root=os.geteuid() == 0)
+    # A step of several nodes cannot do without another one.
+    is_in_step = "SLURM_STEP_NUM_TASKS" in os.environ and os.environ.get("SLURM_NNODES") == "1"
+    return recognise(Path(found), answer.stdout, is_root=os.geteuid() == 0, is_in_step=is_in_step)
 
 
-def recognise(path: Path, version: str, *, is_root: bool) -> Mpiexec:
-    """Which MPI an mpiexec belongs to, from what `--version` prints, and the arguments that it needs."""
+def recognise(path: Path, version: str, *, is_root: bool, is_in_step: bool = False) -> Mpiexec:
+    """Which MPI an mpiexec belongs to, from what `--version` prints, and the arguments that it needs.
+
+    `is_in_step`: whether this process is in a Slurm step, whose processors a step for the ranks would wait for.
+    """
     if "Open MPI" in version or "OpenRTE" in version or "prte" in version.lower():
         root = ("--allow-run-as-root",) if is_root else ()
         return Mpiexec(path, "Open MPI", ("--oversubscribe", *root))
     if "HYDRA" in version:
-        return Mpiexec(path, "MPICH")
+        return Mpiexec(path, "MPICH", ("-launcher", "fork") if is_in_step else ())
     return Mpiexec(path, "unknown")
 
 
@@ -84,8 +95,15 @@ def foreign_launcher(environment: Mapping[str, str] = os.environ) -> ForeignLaun
     """The launcher that started this process among several ranks, or None if mkbench starts its own."""
     for name, rank, size in _FOREIGN:
         if rank in environment and int(environment.get(size, 1)) > 1:
+            if name == "mpiexec" and _is_srun(environment):
+                name = "srun"
             return ForeignLauncher(name, int(environment[rank]), int(environment[size]))
     return None
+
+
+def _is_srun(environment: Mapping[str, str]) -> bool:
+    """Whether srun, with --mpi=pmi2, is behind PMI's variables: mpiexec in a Slurm job adds the host."""
+    return "SLURM_STEP_NUM_TASKS" in environment and "PMI_HOSTNAME" not in environment
 
 
 def require_agreement(launcher: ForeignLauncher, mpi_size: int) -> None:

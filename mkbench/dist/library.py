@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mkbench.build.library import Library
 from mkbench.core.errors import EnvironmentProblem
@@ -56,16 +55,15 @@ class KernelLibrary(Library):
         abort = {name: int(result[name]) for name in fields} if gave_up else None
         return Launch(int(result["start_ns"]), int(result["end_ns"]), abort)
 
+    def record_at(self, name: str, address: int) -> Record:
+        """Return a copy of the struct `name` at an address of this process."""
+        dtype = self.layout.dtype(name)
+        record: Record = np.frombuffer(ctypes.string_at(address, dtype.itemsize), dtype=dtype)[0]
+        return record
+
 
 def address_of(record: Record, field: str) -> int:
     """Where `field` of a structured 0-d record lies in memory."""
     fields = record.dtype.fields
     assert fields is not None
     return record.ctypes.data + fields[field][1]
-
-
-def aligned_words(count: int, alignment: int = 128) -> NDArray[np.uint64]:
-    """Zeroed 64-bit words that begin at a multiple of `alignment` bytes, for memory that threads share."""
-    raw = np.zeros(8 * count + alignment, dtype=np.uint8)
-    shift = -raw.ctypes.data % alignment
-    return raw[shift : shift + 8 * count].view(np.uint64)

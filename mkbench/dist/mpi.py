@@ -46,6 +46,13 @@ def finish_mpi() -> None:
     MPI.Finalize()
 
 
+def is_finished() -> bool:
+    """Whether this process can no longer use MPI."""
+    from mpi4py import MPI
+
+    return bool(MPI.Is_finalized())
+
+
 def abort(code: int) -> NoReturn:
     """End all ranks with `code`: an exception on one rank alone would leave the others waiting for ever."""
     sys.stdout.flush()

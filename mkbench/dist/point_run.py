@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,15 @@ from mkbench.core.errors import UsageError
 from mkbench.core.measurement import Check
 from mkbench.core.point import Point
 from mkbench.core.workloads import workload
+from mkbench.core.workloads.base import Family, Matrix, Shape
 from mkbench.dist import abort, verify
+from mkbench.dist.engine import EngineMaker
+from mkbench.dist.errors import OutOfDeviceMemory
 from mkbench.dist.heartbeat import HeartbeatFile
+from mkbench.dist.host_memory import HostMemory
 from mkbench.dist.library import KernelLibrary, Launch
 from mkbench.dist.place import Place
-from mkbench.dist.proxy import Proxy, Rings, Traffic
-from mkbench.dist.symmetric import ALIGNMENT, SymmetricHeap, round_up
+from mkbench.dist.proxy import Proxy, Traffic
 from mkbench.platforms.launch_parameters import launch_parameters
 
 #: At least so long may a phase take that loads, connects or computes outside of the kernel.
@@ -64,42 +67,58 @@ class Round:
 class PointRun:
     """A point that is set up on this rank and can be launched."""
 
-    def __init__(self, place: Place, point: Point, beats: HeartbeatFile, library: KernelLibrary) -> None:
+    def __init__(
+        self, place: Place, point: Point, beats: HeartbeatFile, library: KernelLibrary, engine: EngineMaker
+    ) -> None:
         self._place, self.point, self._beats, self.library = place, point, beats, library
         self._enter("connect", self._setup_s)
         self._params, self._layout = launch_parameters(library.handle, library.layout, point, place.rank)
-        # In shared memory, behind what proxies may write: ranks of one machine tell each other to give up.
-        self._network_offset = round_up(self._layout.bytes, ALIGNMENT)
-        self._abort_offset = round_up(self._network_offset + self._layout.network_bytes, ALIGNMENT)
-        size = self._abort_offset + library.layout.dtype("AbortRecord").itemsize
-        self._heap = SymmetricHeap(place.machine, place.machine_ranks, size)
-        self._params["heap"][: len(place.node_ranks)] = self._heap.addresses(place.node_ranks)
-        self._params["network"] = self._heap.address(place.rank) + self._network_offset
-        self._params["abort_record"] = self._heap.address(place.rank) + self._abort_offset
-        self._params["epoch"] = 0
-        self._proxy = self._start_proxy(Rings(self._params))
-        self._enter("inputs", self._setup_s)
-        self._fill()
+        self._host = HostMemory(place, self._layout, library.layout)
+        try:
+            self._engine = engine(place, point, library, self._layout.bytes, self._host)
+        except OutOfDeviceMemory:
+            self._host.free()
+            raise
+        params, mapped = self._params, self._engine.mapped
+        params["heap"][: len(place.node_ranks)] = self._engine.node_heaps
+        params["network"] = mapped(self._host.network(place.rank))
+        params["abort_record"] = mapped(self._host.abort_record)
+        params["ring_slots"] = mapped(self._host.ring_slots)
+        params["ring_tails"] = mapped(self._host.ring_tails)
+        params["epoch"] = 0
+        self._proxy = self._start_proxy()
         self.hosts = sorted(set(place.world.allgather(socket.gethostname())))
+
+    def fill(self, seed: int, family: Family) -> None:
+        """Write this rank's inputs of a seed and family, which the next check goes by."""
+        self._enter("inputs", self._setup_s)
+        self._seed, self._family, point = seed, family, self.point
+        inputs = _inputs(point.kernel, point.shape, self._place.rank, point.ranks, seed, family)
+        for name, values, stride in zip("ab", inputs, ("lda", "ldb"), strict=True):
+            padded = np.zeros((values.shape[0], int(self._params[stride])), dtype=np.uint16)
+            padded[:, : values.shape[1]] = values
+            self._engine.write(self._layout.offsets[name], padded.reshape(-1).view(np.uint8))
 
     def poison(self) -> None:
         """Make every element of the output wrong, so that one which the next launch leaves out is found."""
-        self._matrix("out", self.point.shape.m, int(self._params["ldb"]))[:] = verify.POISON
-        self._heap.bytes[self._history] = 0
+        poisoned = np.full(self._out_bytes, 0xFF, dtype=np.uint8)
+        self._engine.write(self._layout.offsets["out"], poisoned)
+        first, size = self._history
+        self._engine.write(first, np.zeros(size, dtype=np.uint8))
 
     def launch(self, index: int) -> Round:
         """Run the kernel once on all ranks with an epoch of its own. `index` only names the phase."""
         patience = self.point.deadline_s + _GRACE_S
         self._enter(f"prepare {index}", patience)
         self._params["epoch"] += 1
-        prepared = self.library.prepare(self._params)
+        self._engine.prepare(self._params)
         # The phase ends before the others are met: who waits for a rank is ahead of it.
         self._enter(f"ready {index}", patience)
         self._place.world.Barrier()
         self._enter(f"launch {index}", patience)
-        launch = self.library.run(prepared)
+        launch = self._engine.run()
         if launch.abort is not None:
-            self._tell_to_give_up()
+            self._host.tell_to_give_up(abort.ELSEWHERE)
         self._enter(f"gather {index}", patience if launch.abort is None else _GRACE_S)
         gathered = self._place.world.allgather((launch, self._proxy.error() if self._proxy else None))
         return Round([launch for launch, _ in gathered], [error for _, error in gathered])
@@ -110,16 +129,17 @@ class PointRun:
         point, kernel = self.point, workload(self.point.kernel)
         reference = np.empty((point.shape.m, point.shape.n), dtype=np.float32)
         if self._place.rank == 0:
-            reference[:] = kernel.reference(point.shape, point.ranks, point.seed, self._family)
+            reference[:] = _reference(point.kernel, point.shape, point.ranks, self._seed, self._family)
         self._place.world.Bcast(reference)
-        found = self._matrix("out", point.shape.m, int(self._params["ldb"]))[:, : point.shape.n]
-        tolerance = None if point.family == "exact" else kernel.tolerance(point.shape, point.ranks)
+        out = self._engine.read(self._layout.offsets["out"], self._out_bytes).view(np.uint16)
+        found = out.reshape(point.shape.m, -1)[:, : point.shape.n]
+        tolerance = None if self._family == "exact" else kernel.tolerance(point.shape, point.ranks)
         comparison = verify.compare(self._place.rank, found, reference, tolerance)
         return verify.merge(self._place.world.allgather(comparison))
 
     def history(self) -> NDArray[Any]:
         """The rows that this rank's controller wrote in the last launch, in order."""
-        rows = self._heap.bytes[self._history].view(self.library.layout.dtype("HistoryRow"))
+        rows = self._engine.read(*self._history).view(self.library.layout.dtype("HistoryRow"))
         written: NDArray[Any] = rows[rows["used"] == 1].copy()
         return written
 
@@ -138,36 +158,24 @@ class PointRun:
         traffic = self._place.world.allgather(mine)
         if self._proxy is not None:
             self._proxy.close()
-        self._heap.free()
+        self._engine.close()
+        self._host.free()
         return Traffic(sum(t.bytes for t in traffic), sum(t.commands for t in traffic))
-
-    def _tell_to_give_up(self) -> None:
-        """Have the ranks of this machine leave too, instead of each at the end of its own deadline."""
-        fields = self.library.layout.dtype("AbortRecord").fields
-        assert fields is not None
-        for rank in self._place.machine_ranks:
-            address = self._heap.address(rank) + self._abort_offset + fields["set"][1]
-            told = ctypes.c_uint32.from_address(address)
-            # Not atomic: a rank that gives up at this moment may lose its report, but leaves anyway.
-            if told.value == 0:
-                told.value = abort.ELSEWHERE
 
     @property
     def _setup_s(self) -> float:
         return max(self.point.deadline_s, _SETUP_S)
 
     @property
-    def _family(self) -> Any:
-        return self.point.family
+    def _out_bytes(self) -> int:
+        return 2 * self.point.shape.m * int(self._params["ldb"])
 
     @property
-    def _history(self) -> slice:
-        first = self._layout.offsets["history"]
+    def _history(self) -> tuple[int, int]:
         rows = int(self._params["history_capacity"])
-        return slice(first, first + rows * self.library.layout.dtype("HistoryRow").itemsize)
+        return self._layout.offsets["history"], rows * self.library.layout.dtype("HistoryRow").itemsize
 
-    def _start_proxy(self, rings: Rings) -> Proxy | None:
-        self._rings = rings
+    def _start_proxy(self) -> Proxy | None:
         if self._place.nodes == 1:
             return None
         if self.point.transport == "shm" and not self._place.is_one_machine:
@@ -175,30 +183,33 @@ class PointRun:
         return Proxy(
             self.library,
             self._place,
-            self._heap,
+            self._host,
             self._params,
-            rings,
-            network_offset=self._network_offset,
-            network_bytes=self._layout.network_bytes,
-            flag_words=self._layout.network_control_bytes // 8,
             transport=self.point.transport,
             connect_timeout_s=_SETUP_S,
         )
 
-    def _fill(self) -> None:
-        point = self.point
-        a, b = workload(point.kernel).inputs(
-            point.shape, self._place.rank, point.ranks, point.seed, self._family
-        )
-        for name, values, stride in (("a", a, "lda"), ("b", b, "ldb")):
-            # The heap is zero, and so stays what is beyond the last column.
-            self._matrix(name, values.shape[0], int(self._params[stride]))[:, : values.shape[1]] = to_bf16(
-                values
-            )
-
-    def _matrix(self, name: str, rows: int, stride: int) -> NDArray[np.uint16]:
-        first = self._layout.offsets[name]
-        return self._heap.bytes[first : first + 2 * rows * stride].view(np.uint16).reshape(rows, stride)
+    def machine(self) -> dict[str, Any]:
+        """Return what the engine says about the machine during the launches."""
+        return self._engine.details()
 
     def _enter(self, phase: str, deadline_s: float) -> None:
         self._beats.enter(phase, deadline_s=deadline_s, point=self.point.key)
+
+
+# The points of a sweep share shapes and seeds, and large matrices take seconds to make: one of each family is kept.
+
+
+@lru_cache(maxsize=2)
+def _inputs(
+    kernel: str, shape: Shape, rank: int, ranks: int, seed: int, family: Family
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Return the inputs of a rank as bf16 bits."""
+    a, b = workload(kernel).inputs(shape, rank, ranks, seed, family)
+    return to_bf16(a), to_bf16(b)
+
+
+@lru_cache(maxsize=2)
+def _reference(kernel: str, shape: Shape, ranks: int, seed: int, family: Family) -> Matrix:
+    """Return what every rank must end up with."""
+    return workload(kernel).reference(shape, ranks, seed, family)

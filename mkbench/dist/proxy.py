@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from socket import socket
 
 from mkbench.core.errors import EnvironmentProblem, HangError
-from mkbench.dist.library import KernelLibrary, Record, address_of, aligned_words
+from mkbench.dist.host_memory import HostMemory
+from mkbench.dist.library import KernelLibrary, Record, address_of
 from mkbench.dist.place import Place
 from mkbench.dist.sockets import connect_rail_peers
-from mkbench.dist.symmetric import SymmetricHeap
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,6 @@ class PeerLost(HangError):
     """The proxy of this rank failed because a rail peer did."""
 
 
-class Rings:
-    """The command rings of one rank in host memory, as the launch parameters describe them."""
-
-    def __init__(self, params: Record) -> None:
-        self.rings, self.depth = int(params["rings"]), int(params["ring_depth"])
-        self.slots = aligned_words(2 * self.rings * self.depth)
-        self.tails = aligned_words(self.rings)
-        params["ring_slots"], params["ring_tails"] = self.slots.ctypes.data, self.tails.ctypes.data
-
-
 class Proxy:
     """The thread that carries out the commands of this rank's blocks.
 
@@ -46,13 +36,9 @@ class Proxy:
         self,
         library: KernelLibrary,
         place: Place,
-        heap: SymmetricHeap,
+        host: HostMemory,
         params: Record,
-        rings: Rings,
         *,
-        network_offset: int,
-        network_bytes: int,
-        flag_words: int,
         transport: str,
         connect_timeout_s: float,
     ) -> None:
@@ -61,20 +47,20 @@ class Proxy:
         self._error = library.function("mk_proxy_error", ctypes.c_char_p, ctypes.c_void_p)
         self._stats = library.layout.new("ProxyStats")
         # The library's threads use what these hold.
-        self._kept = (heap, params, rings)
+        self._kept = (host, params)
         self._sockets: Mapping[int, socket] = {}
         config = library.layout.new(
             "ProxyConfig",
-            heap=heap.address(place.rank) + network_offset,
-            heap_bytes=network_bytes,
-            flag_words=flag_words,
-            ring_slots=rings.slots.ctypes.data,
-            ring_tails=rings.tails.ctypes.data,
+            heap=host.network(place.rank),
+            heap_bytes=host.network_bytes,
+            flag_words=host.flag_words,
+            ring_slots=host.ring_slots,
+            ring_tails=host.ring_tails,
             epoch_word=address_of(params, "epoch"),
-            abort_record=int(params["abort_record"]),
+            abort_record=host.abort_record,
             transport=library.layout.names["transports"].index(transport),
-            rings=rings.rings,
-            ring_depth=rings.depth,
+            rings=int(params["rings"]),
+            ring_depth=int(params["ring_depth"]),
             rank=place.rank,
             node=place.node_index,
             nodes=place.nodes,
@@ -90,7 +76,7 @@ class Proxy:
                 config["fds"][place.topology.node_of(peer)] = connection.fileno()
         else:
             for peer in place.rail_peers:
-                config["peer_heaps"][place.topology.node_of(peer)] = heap.address(peer) + network_offset
+                config["peer_heaps"][place.topology.node_of(peer)] = host.network(peer)
         start = library.function("mk_proxy_start", ctypes.c_void_p, ctypes.c_void_p)
         self._proxy = start(config.ctypes.data)
         if not self._proxy:

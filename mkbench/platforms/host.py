@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from mkbench.build.cpu import find_compiler
 from mkbench.core.errors import EnvironmentProblem, MkbenchError, UsageError
@@ -17,66 +16,61 @@ from mkbench.core.measurement import Measurement
 from mkbench.core.memory import heap_bytes
 from mkbench.core.plan import Plan, Point
 from mkbench.core.units import format_bytes
-from mkbench.dist import mpi
-from mkbench.dist.alarm import exit_when_overdue
-from mkbench.dist.heartbeat import HeartbeatFile
+from mkbench.dist.foreign import ForeignRank
 from mkbench.dist.job import REPORT_PREFIX, job_directory
-from mkbench.dist.launcher import DEFAULT_WORKER, ForeignLauncher, Launched, find_mpiexec, foreign_launcher
+from mkbench.dist.launcher import DEFAULT_WORKER, Launched, find_mpiexec, foreign_launcher
 from mkbench.dist.watchdog import follow
-
-if TYPE_CHECKING:
-    from mpi4py.MPI import Intracomm
-
-_MPI_DEADLINE_S = 60.0
 
 
 class HostPlatform:
     """Starts the ranks of a plan with mpiexec, or is one of them when a launcher has started this process.
 
-    Under a launcher MPI starts at once: a rank that fails later then ends the others, which would wait for
-    it. `worker` is the module that mpiexec runs.
+    `worker` is the module that mpiexec runs.
     """
 
     name = "host"
 
     def __init__(self, worker: str = DEFAULT_WORKER) -> None:
         self._worker = worker
-        self._launcher = foreign_launcher()
-        self._world: Intracomm | None = None
-        if self._launcher is not None:
-            self._world = mpi.start_mpi(self._launcher, _MPI_DEADLINE_S)
+        launcher = foreign_launcher()
+        self._rank = ForeignRank(launcher) if launcher is not None else None
 
     def check(self, plan: Plan) -> None:
         """Raise EnvironmentProblem or UsageError if compiler, MPI, ranks or shared memory are missing."""
         find_compiler()
         if find_spec("mpi4py") is None:
             raise EnvironmentProblem("mpi4py is not installed", "run `pip install mpi4py mpich`")
-        if self._launcher is None:
+        if self._rank is None:
             find_mpiexec()
             _check_shared_memory(plan.points)
             return
-        _require_ranks(plan, self._launcher)
+        _require_ranks(plan, self._rank)
 
     def run(self, points: Sequence[Point]) -> Iterator[Measurement]:
         """Measurements of `points`, in order, as each finishes. The last one comes when all ranks have ended.
 
         Raises HangError or EnvironmentProblem, naming the rank and where it was, when a rank is lost.
         """
-        if self._world is not None:
+        if self._rank is not None:
             # Now and not when the first is asked for: the other ranks wait to hear what is left to do.
-            todo: list[Point] = self._world.bcast(list(points) if self._world.rank == 0 else None)
+            todo = self._rank.agree(points)
             if not todo:
-                mpi.finish_mpi()
+                self._rank.finish()
                 return iter(())
-            return _take_part(self._world, todo)
+            return _last_at_the_end(_take_part(self._rank, todo), len(todo))
         return self._start_ranks(points)
 
     def follow(self, plan: Plan) -> None:
         """Take part in what rank 0 runs, as another rank of a launcher."""
-        if self._launcher is not None:
-            _require_ranks(plan, self._launcher)
+        if self._rank is not None:
+            _require_ranks(plan, self._rank)
         for _ in self.run(plan.points):
             pass
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher has started this process as one of its ranks."""
+        return self._rank is not None
 
     def _start_ranks(self, points: Sequence[Point]) -> Iterator[Measurement]:
         # One job has one number of ranks.
@@ -111,17 +105,16 @@ def _reports(lines: Iterator[str]) -> Iterator[Measurement]:
             yield Measurement.from_json(json.loads(line.removeprefix(REPORT_PREFIX)))
 
 
-def _take_part(world: Intracomm, points: Sequence[Point]) -> Iterator[Measurement]:
+def _take_part(rank: ForeignRank, points: Sequence[Point]) -> Iterator[Measurement]:
     from mkbench.dist.execution import measure_points
 
-    def until_mpi_is_over() -> Iterator[Measurement]:
-        beats = HeartbeatFile(world.rank, None)
-        with exit_when_overdue(beats):
-            yield from measure_points(world, points, beats)
-            beats.enter("finalize", deadline_s=_MPI_DEADLINE_S)
-            mpi.finish_mpi()
-
-    return _last_at_the_end(until_mpi_is_over(), len(points))
+    try:
+        yield from measure_points(rank.world, points, rank.beats)
+    except UsageError:
+        # The plan does not suit the machines, as every rank finds.
+        rank.finish()
+        raise
+    rank.finish()
 
 
 def _last_at_the_end(measurements: Iterator[Measurement], count: int) -> Iterator[Measurement]:
@@ -143,12 +136,13 @@ def _last_at_the_end(measurements: Iterator[Measurement], count: int) -> Iterato
         yield last
 
 
-def _require_ranks(plan: Plan, launcher: ForeignLauncher) -> None:
+def _require_ranks(plan: Plan, rank: ForeignRank) -> None:
+    launcher = rank.launcher
     point = next((point for point in plan.points if point.ranks != launcher.size), None)
     if point is None:
         return
     # All ranks find the same and leave in good order, so that the launcher returns our exit code.
-    mpi.finish_mpi()
+    rank.finish()
     raise UsageError(
         f"{launcher.name} started {launcher.size} ranks, but the plan has {point.nodes} nodes of "
         f"{point.ranks_per_node} ranks",

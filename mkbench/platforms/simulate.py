@@ -84,8 +84,9 @@ class Simulation:
             config.ctypes.data, self._params.ctypes.data, self._params.dtype.itemsize
         )
         if not self._handle:
+            size = self.heap.bytes + self.heap.network_bytes
             raise EnvironmentProblem(
-                f"{point.ranks} heaps of {self.heap.bytes + self.heap.network_bytes} bytes do not fit into the address space",
+                f"{point.ranks} heaps of {size} bytes do not fit into the address space",
                 hint="choose a smaller size",
             )
         self.launches = launches

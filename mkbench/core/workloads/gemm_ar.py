@@ -130,15 +130,18 @@ class GemmAr:
     def lower_bound_us(self, shape: Shape, cluster: ClusterProfile) -> float | None:
         """Return the slowest of peak computation, NVLink and network, each from unpadded bytes.
 
-        None if a rate that counts is unknown.
+        None if a rate that counts is unknown. Ranks that share a GPU share its peak and its PCIe link, which
+        is their network; between them NVLink is not used. No reduction inside a switch is assumed.
         """
-        hardware, network = cluster.hardware, cluster.network
+        hardware, network, sharing = cluster.hardware, cluster.network, cluster.ranks_per_gpu
         per_rank_network = (cluster.nodes - 1) * shape.m * shape.n * ELEMENT_BYTES / cluster.ranks_per_node
-        tiers = [(self.flops_per_rank(shape) / 1e6, hardware.get("peak_tflops"))]
-        if cluster.ranks_per_node > 1:
+        tiers = [(self.flops_per_rank(shape) * sharing / 1e6, hardware.get("peak_tflops"))]
+        if cluster.ranks_per_node > 1 and sharing == 1:
             tiers.append((self.node_bytes(shape, cluster.ranks_per_node) / 1e3, hardware.get("nvlink_gbps")))
-        if cluster.nodes > 1:
+        if cluster.nodes > 1 and sharing == 1:
             tiers.append((per_rank_network / 1e3, network.gbps_per_gpu.value if network else None))
+        if cluster.nodes > 1 and sharing > 1:
+            tiers.append((per_rank_network * sharing / 1e3, hardware.get("pcie_gbps")))
         times = [amount / rate for amount, rate in tiers if rate]
         return max(times) if len(times) == len(tiers) else None
 
@@ -148,12 +151,13 @@ class GemmAr:
         A compute task is one tile of this rank; a communication task reduces one owned tile of the node's
         partials and broadcasts it, which moves ranks_per_node tiles through one block.
         """
-        hardware, blocks = cluster.hardware, cluster.hardware.blocks
+        hardware, blocks = cluster.hardware, cluster.blocks
         rate, copy = hardware.get("gemm_tflops"), hardware.get("sm_copy_gbps")
         if rate is None or copy is None:
             return max(1, blocks // 4)
         tile_flops = 2.0 * TILE_M * TILE_N * shape.k
-        compute_us = tile_flops * blocks / rate / 1e6 + (hardware.get("tile_overhead_ns") or 0.0) / 1e3
+        overhead_us = (hardware.get("tile_overhead_ns") or 0.0) / 1e3
+        compute_us = tile_flops * hardware.blocks / rate / 1e6 + overhead_us
         serve_us = cluster.ranks_per_node * TILE_BYTES / copy / 1e3
         tiles = self.tiles(shape)
         return balanced(blocks, Work(tiles / cluster.ranks_per_node, serve_us), Work(tiles, compute_us))

@@ -1,0 +1,233 @@
+"""A rank's GPU: its context, its heap and its launches."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import lru_cache
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import driver, runtime
+
+from mkbench.build.nvrtc import compile_cubin, cubin_file
+from mkbench.core.errors import EnvironmentProblem
+from mkbench.core.point import Point
+from mkbench.dist.engine import Bytes
+from mkbench.dist.errors import OutOfDeviceMemory
+from mkbench.dist.host_memory import HostMemory
+from mkbench.dist.library import KernelLibrary, Launch, Record
+from mkbench.dist.place import Place
+from mkbench.dist.symmetric import SymmetricHeap
+from mkbench.platforms.gpu_state import GpuState
+from mkbench.platforms.green_context import GreenContext, require_mps
+from mkbench.platforms.residency import KERNEL as AUDIT
+from mkbench.platforms.residency import Grid, audit, require_all
+
+THREADS = 256
+"""Threads of a block: kThreads of the device library."""
+
+_SHARED_BYTES = "mk_dynamic_shared_bytes"
+_PORTABLE_AND_MAPPED = 3
+_BARRIER_DEADLINE_NS = 2_000_000_000
+_WORD = 8
+
+
+class CudaEngine:
+    """Platform `cuda`: a block is a CUDA block, the heap is GPU memory that the node's ranks map by CUDA IPC.
+
+    Nothing is allocated, freed or mapped while a kernel runs. Raises EnvironmentProblem if the grid cannot be
+    resident or CUDA refuses, OutOfDeviceMemory on all ranks if the heap does not fit on one.
+    """
+
+    def __init__(
+        self, place: Place, point: Point, library: KernelLibrary, heap_bytes: int, host: HostMemory
+    ) -> None:
+        self.library = library
+        self._place, self._point = place, point
+        device = _select_gpu(place.machine.rank, point.ranks_per_gpu)
+        self._state = GpuState(device)
+        self._kernel, grid = _load(point.kernel, point.blocks)
+        _require_residency(place, grid)
+        self._shared_bytes = grid.shared_bytes
+        self._heap = _allocate(place, heap_bytes)
+        self._opened, self.node_heaps = _map_node(place, self._heap)
+        self._host, self._host_base = host, host.base(place.rank)
+        self._host_mapped = _register(self._host_base, host.size)
+        self._barrier = _RankBarrier(place)
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._begin, self._end = cupy.cuda.Event(), cupy.cuda.Event()
+        self._params: Record | None = None
+
+    def mapped(self, address: int) -> int:
+        """Return where the GPU sees an address of the own HostMemory."""
+        return address - self._host_base + self._host_mapped
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Copy `data` to the own heap."""
+        runtime.memcpy(self._heap + offset, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """Return a copy of a part of the own heap."""
+        data = np.empty(size, dtype=np.uint8)
+        runtime.memcpy(data.ctypes.data, self._heap + offset, size, runtime.memcpyDeviceToHost)
+        return data
+
+    def prepare(self, params: Record) -> None:
+        """Keep `params` for the launch; what was written before is on the GPU."""
+        self._params = params
+        runtime.deviceSynchronize()
+
+    def run(self) -> Launch:
+        """Meet the other ranks on the GPU, launch, wait. The time is that of CUDA events around the launch."""
+        assert self._params is not None
+        start_ns = time.monotonic_ns()
+        with self._stream:
+            self._barrier.meet()
+            self._begin.record()
+            self._kernel(
+                (self._point.blocks,), (THREADS,), (self._params[()],), shared_mem=self._shared_bytes
+            )
+            self._end.record()
+        self._stream.synchronize()
+        self._state.sample()
+        elapsed_ns = round(cupy.cuda.get_elapsed_time(self._begin, self._end) * 1e6)
+        return Launch(start_ns, start_ns + elapsed_ns, self._abort())
+
+    def _abort(self) -> dict[str, int] | None:
+        record = self.library.record_at("AbortRecord", self._host.abort_record)
+        return {name: int(record[name]) for name in record.dtype.names or ()} if record["set"] else None
+
+    def details(self) -> dict[str, Any]:
+        """Return clocks, power and reasons for throttling during the launches, if NVML tells."""
+        return self._state.summary()
+
+    def close(self) -> None:
+        """Free everything. Collective."""
+        runtime.deviceSynchronize()
+        self._place.world.Barrier()
+        for pointer in self._opened:
+            runtime.ipcCloseMemHandle(pointer)
+        self._place.world.Barrier()
+        runtime.free(self._heap)
+        runtime.hostUnregister(self._host_base)
+        self._barrier.free()
+
+
+class _RankBarrier:
+    """The meeting of all ranks of the machine before a launch."""
+
+    def __init__(self, place: Place) -> None:
+        self._ranks, self._rank, self._meetings = place.machine.size, place.machine.rank, 0
+        self._heap = SymmetricHeap(place.machine, place.machine_ranks, self._ranks * _WORD)
+        self._base = self._heap.address(place.machine_ranks[0])
+        self._words = _register(self._base, self._heap.size)
+        self._kernel = cupy.RawModule(path=str(cubin_file("cuda/rank_barrier", _arch()))).get_function(
+            "rank_barrier"
+        )
+
+    def meet(self) -> None:
+        """Launch the barrier on the current stream."""
+        self._meetings += 1
+        arguments = (
+            np.uint64(self._words),
+            np.uint32(self._ranks),
+            np.uint32(self._rank),
+            np.uint64(self._meetings),
+            np.uint64(_BARRIER_DEADLINE_NS),
+        )
+        self._kernel((1,), (32,), arguments)
+
+    def free(self) -> None:
+        """Give the words back. Collective."""
+        runtime.hostUnregister(self._base)
+        self._heap.free()
+
+
+@lru_cache(maxsize=1)
+def _select_gpu(machine_rank: int, ranks_per_gpu: int) -> int:
+    """Make this rank's context, once for the life of the process, and return its device."""
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    device, group = divmod(machine_rank, ranks_per_gpu)
+    if ranks_per_gpu == 1:
+        cupy.cuda.Device(device).use()
+    else:
+        require_mps(device)
+        GreenContext.create(device, ranks_per_gpu, group)
+    return device
+
+
+@lru_cache(maxsize=1)
+def _arch() -> str:
+    major, minor = divmod(int(cupy.cuda.Device().compute_capability), 10)
+    # The instructions of one architecture alone, such as wgmma, need its own target.
+    return f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
+
+
+@lru_cache
+def _load(kernel: str, blocks: int) -> tuple[Any, Grid]:
+    """Load the kernel and say how it is launched, refusing a grid that does not fit.
+
+    A cooperative launch of more blocks than fit would be made smaller without a word.
+    """
+    module = cupy.RawModule(path=str(cubin_file(kernel, _arch())))
+    function = module.get_function(kernel)
+    shared = np.empty(1, dtype=np.int32)
+    address = module.get_global(_SHARED_BYTES).ptr
+    runtime.memcpy(shared.ctypes.data, address, shared.nbytes, runtime.memcpyDeviceToHost)
+    grid = Grid(blocks, THREADS, int(shared[0]))
+    function.max_dynamic_shared_size_bytes = grid.shared_bytes
+    resident = driver.occupancyMaxActiveBlocksPerMultiprocessor(
+        function.kernel.ptr, grid.threads, grid.shared_bytes
+    )
+    if resident < 1:
+        raise EnvironmentProblem(
+            f"a block of {kernel} with {grid.shared_bytes} bytes of shared memory does not fit on an SM",
+            "use a GPU with more shared memory",
+        )
+    return function, grid
+
+
+_audited: set[tuple[int, Grid]] = set()
+
+
+def _require_residency(place: Place, grid: Grid) -> None:
+    """Have all blocks of all ranks meet once for each grid. Collective."""
+    key = (place.topology.ranks_per_node, grid)
+    if key in _audited:
+        return
+    ranks = place.machine_ranks
+    require_all(audit(place.machine, ranks, compile_cubin(AUDIT, _arch()), grid), ranks)
+    _audited.add(key)
+
+
+def _allocate(place: Place, size: int) -> int:
+    pointer, error = 0, None
+    try:
+        pointer = runtime.malloc(size)
+        runtime.memset(pointer, 0, size)
+    except runtime.CUDARuntimeError as problem:
+        error = f"rank {place.rank}: {size} bytes of GPU memory: {problem}"
+    failed = next(filter(None, place.world.allgather(error)), None)
+    if failed is not None:
+        if pointer:
+            runtime.free(pointer)
+        raise OutOfDeviceMemory(failed, "choose a smaller size, or fewer ranks a GPU")
+    return int(pointer)
+
+
+def _map_node(place: Place, heap: int) -> tuple[list[int], list[int]]:
+    """Return the peers' heaps that were opened here, and the address of each rank's heap of the node."""
+    handles = place.node.allgather(runtime.ipcGetMemHandle(heap))
+    addresses = [
+        heap if index == place.local_rank else runtime.ipcOpenMemHandle(handle)
+        for index, handle in enumerate(handles)
+    ]
+    return [address for address in addresses if address != heap], addresses
+
+
+def _register(address: int, size: int) -> int:
+    """Map host memory and return its address on the GPU."""
+    runtime.hostRegister(address, size, _PORTABLE_AND_MAPPED)
+    return int(runtime.pointerGetAttributes(address).devicePointer)
