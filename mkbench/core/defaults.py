@@ -63,7 +63,7 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
         )
     if config.data is False and platform != "sim":
         raise UsageError(f"platform {platform!r} always moves data", hint="data off is for --platform sim")
-    if config.family != "exact" and platform == "sim":
+    if config.family == "normal" and platform == "sim":
         raise UsageError(
             f"platform 'sim' has no inputs of family {config.family!r}",
             hint="leave family out: it is 'exact'",

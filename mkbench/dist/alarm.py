@@ -53,7 +53,8 @@ class Alarm:
             # C code writes there as soon as a signal arrives, however long the main thread stays in MPI.
             signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
         self._is_over = False
-        self._deadline: tuple[float, int, str] | None = None
+        #: When to give up, with which exit code, and why.
+        self._ending: tuple[float, int, str] | None = None
         self._thread = Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -87,46 +88,40 @@ class Alarm:
                     self._hear(self._ear.recv(64))
                 else:
                     self._selector.unregister(key.fileobj)
-                    self._lost(*key.data)
+                    self._lose(*key.data)
             state = self._beats.state
             if state.sequence != seen.sequence:
                 seen, since = state, monotonic()
             elif state.sequence > 0 and monotonic() - since > state.deadline_s:
-                self._give_up(
-                    HangError.exit_code,
-                    f"made no progress{self._where()} for {state.deadline_s:g} s; a rank in an earlier phase, "
-                    "or one that says nothing, holds it up",
-                )
+                why = "a rank in an earlier phase, or one that says nothing, holds it up"
+                self._give_up(HangError.exit_code, "made no progress", f" for {state.deadline_s:g} s; {why}")
             self._settle()
 
     def _hear(self, numbers: bytes) -> None:
         signals = _SIGNALS.intersection(numbers)
-        if signals and self._deadline is None:
+        if signals and self._ending is None:
             name = signal.Signals(min(signals)).name
-            self._deadline = (monotonic() + _SETTLE_S, _INTERRUPTED_EXIT_CODE, f"was ended by {name}")
+            self._ending = (monotonic() + _SETTLE_S, _INTERRUPTED_EXIT_CODE, f": {name} came")
 
-    def _lost(self, rank: int, pid: int) -> None:
-        if self._deadline is None:
-            words = f"gives up: rank {rank} (pid {pid}) has ended"
-            self._deadline = (monotonic() + _SETTLE_S, HangError.exit_code, words)
+    def _lose(self, rank: int, pid: int) -> None:
+        if self._ending is None:
+            why = f": rank {rank} (pid {pid}) has ended"
+            self._ending = (monotonic() + _SETTLE_S, HangError.exit_code, why)
 
     def _settle(self) -> None:
-        if self._deadline is None or monotonic() < self._deadline[0] or self._is_over:
+        if self._ending is None or monotonic() < self._ending[0] or self._is_over:
             return
-        _, code, words = self._deadline
+        _, code, why = self._ending
         if code == HangError.exit_code and self._beats.state.phase == FINALIZE:
-            # It has its own deadline, and ranks leave it one by one.
-            self._deadline = None
+            # It has a deadline of its own, and ranks leave it one by one.
+            self._ending = None
             return
-        self._give_up(code, words + self._where())
+        self._give_up(code, "gives up", why)
 
-    def _where(self) -> str:
+    def _give_up(self, code: int, what: str, why: str) -> NoReturn:
         state = self._beats.state
-        return f" in phase '{state.phase}'" + (f" of {state.point}" if state.point else "")
-
-    def _give_up(self, code: int, words: str) -> NoReturn:
-        state = self._beats.state
-        print(f"rank {state.rank} on {state.host} {words}", file=sys.stderr, flush=True)
+        where = f"in phase '{state.phase}'" + (f" of {state.point}" if state.point else "")
+        print(f"rank {state.rank} on {state.host} {what} {where}{why}", file=sys.stderr, flush=True)
         # The launcher must end the others too. MPI may be in a state in which not even this returns.
         aborting = Thread(target=mpi.abort, args=(code,), daemon=True)
         aborting.start()

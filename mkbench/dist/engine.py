@@ -46,6 +46,10 @@ class Engine(Protocol):
         """Launch and wait for the end."""
         ...
 
+    def multiply(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        """Return a @ b in the precision of its arguments, for the reference."""
+        ...
+
     def details(self) -> dict[str, Any]:
         """Return what a record should say about the machine during the launches: clocks, power and so on."""
         ...
@@ -93,6 +97,11 @@ class ThreadEngine:
     def run(self) -> Launch:
         """Open the gate and wait until every thread has left."""
         return self.library.run(self._launch)
+
+    def multiply(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        """Return a @ b by NumPy."""
+        product: NDArray[Any] = a @ b
+        return product
 
     def details(self) -> dict[str, Any]:
         """Return nothing: processor clocks are not read."""

@@ -17,8 +17,8 @@ from mkbench.core.errors import EnvironmentProblem
 from mkbench.dist import processes
 
 DEFAULT_WORKER = "mkbench.dist.worker"
-#: Set by every launcher of ranks; a nested mpiexec must not inherit them. HYDRA_* is what the user sets, as in
-#: HYDRA_HOST_FILE.
+#: Set by every launcher of ranks; a nested mpiexec must not inherit them. HYDRA_* (as in HYDRA_HOST_FILE) is
+#: what the user sets.
 _LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PMI2_", "OMPI_", "HYDI_", "MPI_LOCAL", "PRTE_")
 #: (launcher, variable with the rank, variable with the number of ranks), the most specific first.
 #: Slurm sets SLURM_NTASKS in a batch script too, where nobody has started ranks yet; the variable of the step
@@ -81,7 +81,7 @@ def find_mpiexec() -> Mpiexec:
 def recognise(path: Path, version: str, *, is_root: bool, is_in_step: bool = False) -> Mpiexec:
     """Which MPI an mpiexec belongs to, from what `--version` prints, and the arguments that it needs.
 
-    `is_in_step`: whether this process is in a Slurm step, whose processors a step for the ranks would wait for.
+    `is_in_step`: this process is in a Slurm step, for whose processors another step would wait.
     """
     if "Open MPI" in version or "OpenRTE" in version or "prte" in version.lower():
         root = ("--allow-run-as-root",) if is_root else ()
@@ -201,7 +201,12 @@ def _environment() -> dict[str, str]:
     """Our environment without an outer launcher's variables, and one thread per rank for numerical
     libraries.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    # What a user sets for Open MPI, OMPI_MCA_... for one, is none of the launcher's own.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if "_MCA_" in name or not name.startswith(_LAUNCHER_PREFIXES)
+    }
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         kept.setdefault(name, "1")
     return kept

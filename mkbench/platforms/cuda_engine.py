@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import cupy
 import numpy as np
 from cupy.cuda import driver, runtime
+from numpy.typing import NDArray
 
 from mkbench.build.nvrtc import compile_cubin, cubin_file
 from mkbench.core.errors import EnvironmentProblem
@@ -46,17 +48,17 @@ class CudaEngine:
     ) -> None:
         self.library = library
         self._place, self._point = place, point
-        device = _select_gpu(place.machine.rank, point.ranks_per_gpu)
-        self._state = GpuState(device)
+        gpu = _select_gpu(place.machine.rank, point.ranks_per_gpu)
+        self._stream = gpu.stream
+        self._state = GpuState(gpu.device)
         self._kernel, grid = _load(point.kernel, point.blocks)
-        _require_residency(place, grid)
+        _require_residency(place, grid, gpu.stream)
         self._shared_bytes = grid.shared_bytes
         self._heap = _allocate(place, heap_bytes)
         self._opened, self.node_heaps = _map_node(place, self._heap)
         self._host, self._host_base = host, host.base(place.rank)
         self._host_mapped = _register(self._host_base, host.size)
         self._barrier = _RankBarrier(place)
-        self._stream = cupy.cuda.Stream(non_blocking=True)
         self._begin, self._end = cupy.cuda.Event(), cupy.cuda.Event()
         self._params: Record | None = None
 
@@ -80,7 +82,7 @@ class CudaEngine:
         runtime.deviceSynchronize()
 
     def run(self) -> Launch:
-        """Meet the other ranks on the GPU, launch, wait. The time is that of CUDA events around the launch."""
+        """Meet the other ranks on the GPU, launch, wait. CUDA events around the launch give the time."""
         assert self._params is not None
         start_ns = time.monotonic_ns()
         with self._stream:
@@ -98,6 +100,12 @@ class CudaEngine:
     def _abort(self) -> dict[str, int] | None:
         record = self.library.record_at("AbortRecord", self._host.abort_record)
         return {name: int(record[name]) for name in record.dtype.names or ()} if record["set"] else None
+
+    def multiply(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        """Return a @ b by cuBLAS, in full float32 or float64: an arithmetic other than the kernel's."""
+        product: NDArray[Any] = cupy.asnumpy(cupy.matmul(cupy.asarray(a), cupy.asarray(b)))
+        cupy.get_default_memory_pool().free_all_blocks()
+        return product
 
     def details(self) -> dict[str, Any]:
         """Return clocks, power and reasons for throttling during the launches, if NVML tells."""
@@ -145,17 +153,24 @@ class _RankBarrier:
         self._heap.free()
 
 
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    """A device, and the stream of this rank's kernels on it: on all SMs, or on those of its group."""
+
+    device: int
+    stream: Any
+
+
 @lru_cache(maxsize=1)
-def _select_gpu(machine_rank: int, ranks_per_gpu: int) -> int:
-    """Make this rank's context, once for the life of the process, and return its device."""
+def _select_gpu(machine_rank: int, ranks_per_gpu: int) -> _Gpu:
+    """Take this rank's share of the machine's GPUs, once for the life of the process."""
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     device, group = divmod(machine_rank, ranks_per_gpu)
+    cupy.cuda.Device(device).use()
     if ranks_per_gpu == 1:
-        cupy.cuda.Device(device).use()
-    else:
-        require_mps(device)
-        GreenContext.create(device, ranks_per_gpu, group)
-    return device
+        return _Gpu(device, cupy.cuda.Stream(non_blocking=True))
+    require_mps(device)
+    return _Gpu(device, cupy.cuda.ExternalStream(GreenContext.create(device, ranks_per_gpu, group).stream))
 
 
 @lru_cache(maxsize=1)
@@ -192,13 +207,14 @@ def _load(kernel: str, blocks: int) -> tuple[Any, Grid]:
 _audited: set[tuple[int, Grid]] = set()
 
 
-def _require_residency(place: Place, grid: Grid) -> None:
+def _require_residency(place: Place, grid: Grid, stream: Any) -> None:
     """Have all blocks of all ranks meet once for each grid. Collective."""
     key = (place.topology.ranks_per_node, grid)
     if key in _audited:
         return
     ranks = place.machine_ranks
-    require_all(audit(place.machine, ranks, compile_cubin(AUDIT, _arch()), grid), ranks)
+    cubin = compile_cubin(AUDIT, _arch())
+    require_all(audit(place.machine, ranks, cubin, grid, stream=stream.ptr), ranks)
     _audited.add(key)
 
 

@@ -10,7 +10,9 @@ from mkbench.core.profile import Sourced, read_profile
 
 
 def test_shipped_clusters() -> None:
-    assert cluster_names() == ["1x8-h100", "1x8-h200", "2x8-h200-efa", "2x8-h200-ib", "host"]
+    assert cluster_names() == [
+        "1x4-h200-virtual", "1x8-h100", "1x8-h200", "2x8-h200-efa", "2x8-h200-ib", "host",
+    ]  # fmt: skip
     for name in cluster_names():
         cluster = load_cluster(name)
         assert cluster.name == name

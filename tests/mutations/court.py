@@ -60,7 +60,11 @@ class Judge:
         assert self._process.stdout is not None
         request = {"library": str(library), "gauntlet": gauntlet, "seeds": seeds, "timeout_s": _TIMEOUT_S}
         print(json.dumps(request), file=self._process.stdin, flush=True)
-        return Verdict(**json.loads(self._process.stdout.readline()))
+        verdict = Verdict(**json.loads(self._process.stdout.readline()))
+        if verdict.detector == "error":
+            # No mutant does that: the gauntlet itself fails, and would "catch" everything.
+            raise RuntimeError(f"the gauntlet does not run: {verdict.detail}")
+        return verdict
 
 
 class Court:

@@ -102,6 +102,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("mk_host_run", ctypes.c_int, [address, address]),
         ("mk_host_error", ctypes.c_char_p, []),
         ("mk_control_bytes", ctypes.c_longlong, [address]),
+        ("mk_network_control_bytes", ctypes.c_longlong, [address]),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -45,7 +45,7 @@ def judge(library: str, gauntlet: str, seeds: int, timeout_s: float) -> dict[str
         return {"detector": "ThreadSanitizer", "detail": race[1] if race else text[-300:]}
     if code == _CAUGHT:
         return dict(zip(("detector", "detail"), json.loads(text.splitlines()[-1]), strict=True))
-    return {"detector": None if code == 0 else "crash", "detail": text[-2000:]}
+    return {"detector": None if code == 0 else "error", "detail": text[-2000:]}
 
 
 def _run(library: str, gauntlet: str, seeds: int) -> NoReturn:

@@ -41,12 +41,6 @@ JUSTIFIED = (
     ),
     Justified(
         "gemm_ar.cu",
-        "epoch off by one",
-        "map.own(credit, 0).at(p.node), flag_value(p.epoch + 1, 0)",
-        "A rank has read its own node sums when its launch ends; the next one may overwrite them anyway.",
-    ),
-    Justified(
-        "gemm_ar.cu",
         "scope gpu",
         "if (completes<Scope::gpu>(block",
         "All that add are on one GPU; the system-scope signal behind it passes on what they wrote to peers.",

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from mkbench.core.errors import EnvironmentProblem, UsageError
+from mkbench.core.partition import group_sms
 from mkbench.platforms import green_context
-from mkbench.platforms.green_context import GreenContext, group_sms, require_mps
+from mkbench.platforms.green_context import GreenContext, require_mps
 
 DEVICE, STREAM, CONTEXT = 70, 71, 72
 
 
 class FakeDriver:
-    """A driver with one GPU of `sms` SMs; `failing` names the function that fails, `groups` how many it gives."""
+    """A driver with one GPU of `sms` SMs. Function `failing` fails; a split gives `groups` or as asked."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=SimpleNamespace(name="CUDA_SUCCESS"))
     CUdevResourceType = SimpleNamespace(CU_DEV_RESOURCE_TYPE_SM="sm")

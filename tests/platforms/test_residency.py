@@ -29,10 +29,10 @@ def test_coming_too_late_is_told_apart():
 def test_the_kernel_only_stores_to_and_loads_from_what_ranks_share(arch: str):
     cubin = compile_cubin(KERNEL, arch)
     (code,) = sass(cubin).values()
-    assert sum("ST.E.64.STRONG.SYS" in line for line in code) == 2
-    assert any("LD.E.64.STRONG.SYS" in line for line in code)
+    assert sum("STG.E.64.STRONG.SYS" in line for line in code) == 2
+    assert any("LDG.E.64.STRONG.SYS" in line for line in code)
     # The counters of a rank are in its own memory, so the GPU's scope does.
-    atomics = [line for line in code if re.search(r"\b(ATOMG?|REDG?)\.", line)]
+    atomics = [line for line in code if re.search(r"\b(?:ATOMG?|REDG?)\.", line)]
     assert atomics
     assert not [line for line in atomics if ".SYS" in line]
     assert resources(cubin)["residency_audit"].local == 0

@@ -1,8 +1,8 @@
 """What a workload knows without running: shapes, bytes, FLOPs, bounds, inputs and the reference result."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from mkbench.core.cluster import ClusterProfile
 
 Family = Literal["exact", "normal"]
 Matrix = NDArray[np.float32]
+Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,10 @@ class Workload(Protocol):
         """Return the inputs of one rank, as float32 that holds bf16 values."""
         ...
 
-    def reference(self, shape: Shape, ranks: int, seed: int, family: Family = "exact") -> Matrix:
-        """Return what every rank must end up with."""
+    def reference(
+        self, shape: Shape, ranks: int, seed: int, family: Family = "exact", multiply: Multiply = np.matmul
+    ) -> Matrix:
+        """Return what every rank must end up with; `multiply` is for who has a faster one than NumPy's."""
         ...
 
     def tolerance(self, shape: Shape, ranks: int) -> float:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from mkbench.core.cluster import ClusterProfile
 from mkbench.core.errors import UsageError
 from mkbench.core.names import unknown
 from mkbench.core.partition import Work, balanced
-from mkbench.core.workloads.base import Buffer, Family, Matrix, Shape
+from mkbench.core.workloads.base import Buffer, Family, Matrix, Multiply, Shape
 from mkbench.core.workloads.gemm_inputs import gemm_inputs, gemm_reference, gemm_tolerance
 
 TILE_M = 128
@@ -168,9 +170,11 @@ class GemmAr:
         """Return A[m, k] and B[k, n] of one rank."""
         return gemm_inputs(shape, rank, ranks, seed, family)
 
-    def reference(self, shape: Shape, ranks: int, seed: int, family: Family = "exact") -> Matrix:
+    def reference(
+        self, shape: Shape, ranks: int, seed: int, family: Family = "exact", multiply: Multiply = np.matmul
+    ) -> Matrix:
         """Return C[m, n]."""
-        return gemm_reference(shape, ranks, seed, family)
+        return gemm_reference(shape, ranks, seed, family, multiply)
 
     def tolerance(self, shape: Shape, ranks: int) -> float:
         """Return the largest absolute error of a right result of the normal family."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mkbench.core.bf16 import round_to_bf16
-from mkbench.core.workloads.base import Family, Matrix, Shape
+from mkbench.core.workloads.base import Family, Matrix, Multiply, Shape
 
 NONZEROS = 64
 """Most nonzero entries in a row of A, over all ranks."""
@@ -34,13 +34,15 @@ def gemm_inputs(shape: Shape, rank: int, ranks: int, seed: int, family: Family) 
     return _sparse(rng, shape, rank, ranks), _pick(rng, (shape.k, shape.n))
 
 
-def gemm_reference(shape: Shape, ranks: int, seed: int, family: Family) -> Matrix:
+def gemm_reference(
+    shape: Shape, ranks: int, seed: int, family: Family, multiply: Multiply = np.matmul
+) -> Matrix:
     """Return C[m, n] = sum over ranks of A @ B, exactly, or from float64 for the normal family."""
     dtype = np.float32 if family == "exact" else np.float64
     total = np.zeros((shape.m, shape.n), dtype=dtype)
     for rank in range(ranks):
         a, b = gemm_inputs(shape, rank, ranks, seed, family)
-        total += a.astype(dtype) @ b.astype(dtype)
+        total += multiply(a.astype(dtype), b.astype(dtype))
     return total.astype(np.float32)
 
 
