@@ -29,8 +29,9 @@ VARIABLES = (
 
 
 def stamp() -> dict[str, Any]:
-    """Return versions, processor and the allowed environment variables; equal on equal machines."""
-    return {
+    """Return versions, processor, GPUs and the allowed environment variables; equal on equal machines."""
+    gpus = {"gpus": _gpus()} if gpu_visible() else {}
+    return gpus | {
         "mkbench": mkbench.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -73,6 +74,21 @@ def gpu_visible() -> bool:
 def default_platform() -> str:
     """Return "cuda" where a GPU is visible and this version has the platform for it, else "sim"."""
     return "cuda" if gpu_visible() and find_spec("mkbench.platforms.cuda") else "sim"
+
+
+def gpu_count() -> int:
+    """Return the GPUs of this machine, hidden ones included."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _gpus() -> list[str]:
+    """Return name and driver version of each GPU."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 
 
 def _cpu_model() -> str:

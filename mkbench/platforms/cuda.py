@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from mkbench.build.nvrtc import load_nvrtc
-from mkbench.core.environment import gpu_visible
+from mkbench.core.environment import gpu_count, gpu_visible
 from mkbench.core.errors import EnvironmentProblem
 from mkbench.core.measurement import Measurement
 from mkbench.core.plan import Plan, Point
@@ -36,7 +36,14 @@ class CudaPlatform(HostPlatform):
         if find_spec("cupy") is None:
             raise EnvironmentProblem("CuPy is not installed", "run `pip install 'mkbench[cuda13]'`")
         load_nvrtc()
-        if plan.cluster.ranks_per_gpu > 1:
+        cluster, have = plan.cluster, gpu_count()
+        if not self.is_launched and cluster.ranks > have * cluster.ranks_per_gpu:
+            raise EnvironmentProblem(
+                f"cluster {cluster.name!r} has {cluster.ranks} ranks, {cluster.ranks_per_gpu} on each GPU, and this "
+                f"machine has {have} GPUs",
+                "set --nodes, --ranks-per-node and --ranks-per-gpu, or start the ranks with mpiexec or srun",
+            )
+        if cluster.ranks_per_gpu > 1:
             find_control()
         super().check(plan)
 
