@@ -4,7 +4,7 @@
 # Variables: PYTHON (the interpreter that makes .venv), SWEEP (options of the main job), PYTEST (options of the tests)
 
 PYTHON ?= python3
-SWEEP  ?= gemm_ar
+SWEEP  ?= gemm_ar --seed 7
 PYTEST ?= -n auto --dist worksteal
 
 VENV := .venv

@@ -1,7 +1,7 @@
 """Soak a platform: `python tools/soak.py [--platform cuda] [--launches 1000] [--where 1x2 1x4 2x2]`.
 
-Every cluster and transport is launched so many times with distinct seeds, over several partitions and both policies, and
-every element of every rank is compared bit for bit. Prints a table; exits 1 if anything was wrong.
+Every cluster and transport is launched so many times with distinct seeds, over several partitions and both
+policies, and every element of every rank is compared bit for bit. Prints a table; exits 1 if one was wrong.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> int:
                 bad += 1
                 message = f"{point.policy} {point.comm_sms}: {found.status}: {found.message}"
         asked = sum(point.samples for point in plan.points)
-        print(f"{label:10} {right:5} of {asked} launches right, {time.monotonic() - began:5.1f} s  {message}", flush=True)
+        took = time.monotonic() - began
+        print(f"{label:10} {right:5} of {asked} launches right, {took:5.1f} s  {message}", flush=True)
     return 1 if bad else 0
 
 

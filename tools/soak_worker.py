@@ -1,4 +1,4 @@
-"""A rank of the soak: many launches of one point, each with inputs of its own, every element checked bit for bit."""
+"""A rank of the soak: many launches of a point with distinct inputs, all elements checked bit for bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def soak_point(world: Intracomm, point: Point, beats: HeartbeatFile) -> Measurem
         samples.append(launched.slowest_us)
         check = run.verify()
         if check.mismatches:
-            status, message = "wrong", f"launch {index}: {check.mismatches} of {check.elements}, {check.first}"
+            status = "wrong"
+            message = f"launch {index}: {check.mismatches} of {check.elements}, {check.first}"
             break
         done += 1
     traffic = run.close(drain=status != "hang")

@@ -249,7 +249,8 @@ void Simulation::check(BlockTask& task, const u64* address, Scope scope, bool wr
   const std::string who = "rank " + std::to_string(self) + " block " + std::to_string(task.block.index) + " role " +
                           name_of("roles", task.block.role);
   if (!word) fail(SimStatus::protocol_error, who + " uses gpu scope on a word that the host proxy shares");
-  else if (where->index != self) fail(SimStatus::protocol_error, who + " uses gpu scope on a word of rank " + std::to_string(where->index));
+  else if (where->index != self)
+    fail(SimStatus::protocol_error, who + " uses gpu scope on a word of rank " + std::to_string(where->index));
   else if (!writes && word->writer != Word::kNobody && word->writer != self)
     fail(SimStatus::protocol_error, who + " reads at gpu scope what " +
                                         (word->writer == Word::kHost ? std::string("the network") : "rank " + std::to_string(word->writer)) +

@@ -39,8 +39,8 @@ class CudaPlatform(HostPlatform):
         cluster, have = plan.cluster, gpu_count()
         if not self.is_launched and cluster.ranks > have * cluster.ranks_per_gpu:
             raise EnvironmentProblem(
-                f"cluster {cluster.name!r} has {cluster.ranks} ranks, {cluster.ranks_per_gpu} on each GPU, and this "
-                f"machine has {have} GPUs",
+                f"cluster {cluster.name!r} has {cluster.ranks} ranks, {cluster.ranks_per_gpu} on each GPU; "
+                f"this machine has {have} GPUs",
                 "set --nodes, --ranks-per-node and --ranks-per-gpu, or start the ranks with mpiexec or srun",
             )
         if cluster.ranks_per_gpu > 1:

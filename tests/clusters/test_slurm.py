@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -94,12 +93,10 @@ def test_a_signal_that_finds_rank_0_in_mpi_ends_it(slurm: Slurm, patched: list[s
 
 
 @pytest.mark.parametrize("launcher", ["", "mpiexec -n 4 "], ids=["mkbench", "mpiexec"])
-def test_a_batch_job_starts_its_own_ranks(launcher: str, slurm: Slurm, tmp_path: Path):
-    output = tmp_path / "output"
-    line = f"{launcher}mkbench {' '.join((*RUN, *SMALL))}"
-    done = slurm.run("sbatch", "--wait", "-n", "4", "--output", str(output), "--wrap", line)
-    assert done.returncode == 0, output.read_text()
-    assert output.read_text().count(RIGHT) == 1
+def test_a_batch_job_starts_its_own_ranks(launcher: str, slurm: Slurm):
+    said = slurm.run_batch(f"{launcher}mkbench {' '.join((*RUN, *SMALL))}")
+    assert said.endswith("exit code 0\n"), said
+    assert said.count(RIGHT) == 1
 
 
 def test_a_step_of_one_task_starts_its_own_ranks(slurm: Slurm):
