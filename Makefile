@@ -1,5 +1,6 @@
 # make sweep    set up what is missing and run the main job
 # make stress   thousands of random cases of the simulated kernels, in the order of time and in random order
+# make gpu-test the tests that need an NVIDIA GPU (install the extra cuda12 or cuda13 first)
 # make test     set up what is missing, lint, and run the tests
 # Variables: PYTHON (the interpreter that makes .venv), SWEEP (options of the main job), PYTEST (options of the tests)
 
@@ -11,7 +12,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup setup-dev sweep test stress lint clean
+.PHONY: setup setup-dev sweep test stress gpu-test lint clean
 
 # The stamps make a second call quick. `sweep` needs the first only, so it never waits for the test tools.
 setup: $(VENV)/.setup
@@ -43,6 +44,9 @@ test: setup-dev lint
 
 stress: setup-dev
 	$(BIN)/python -m pytest tests/platforms/test_sim_exact.py --hypothesis-profile stress
+
+gpu-test: setup-dev
+	$(BIN)/python -m pytest -m gpu tests
 
 lint: setup-dev
 	$(BIN)/ruff check .

@@ -83,6 +83,7 @@ class Watchdog:
         self._started = started
         # Age is measured by our own clock since a change was seen: clocks of other machines may differ.
         self._changed: dict[int, tuple[int, float]] = {}
+        self._failed_at: dict[int, float] = {}
         self._first_sign: float | None = None
 
     def observe(self, now: float, snapshot: Snapshot) -> Verdict | None:
@@ -90,6 +91,8 @@ class Watchdog:
         for rank, beat in snapshot.beats.items():
             if rank not in self._changed or self._changed[rank][0] != beat.sequence:
                 self._changed[rank] = (beat.sequence, now)
+            if beat.error is not None:
+                self._failed_at.setdefault(rank, now)
         failed = self._failed(snapshot.beats.values())
         vanished = [r for r in sorted(snapshot.gone) if not _is_over(snapshot.beats[r])]
         if self.is_over(snapshot):
@@ -108,13 +111,15 @@ class Watchdog:
         finished = sum(beat.is_finished for beat in snapshot.beats.values())
         return snapshot.exit_code == 0 and finished == self._ranks
 
-    @staticmethod
-    def _failed(beats: Iterable[Heartbeat]) -> list[Heartbeat]:
-        def blame(beat: Heartbeat) -> tuple[bool, float]:
-            assert beat.error is not None
-            return beat.error.type in CONSEQUENCES, beat.error.at
+    def _failed(self, beats: Iterable[Heartbeat]) -> list[Heartbeat]:
+        failed = {beat: beat.error for beat in beats if beat.error is not None}
+        share_clock = len({beat.host for beat in failed}) == 1
 
-        return sorted((beat for beat in beats if beat.error is not None), key=blame)
+        def blame(beat: Heartbeat) -> tuple[bool, float]:
+            at = failed[beat].at if share_clock else self._failed_at[beat.rank]
+            return failed[beat].type in CONSEQUENCES, at
+
+        return sorted(failed, key=blame)
 
     def _blame(
         self, now: float, snapshot: Snapshot, failed: list[Heartbeat], vanished: Collection[int]

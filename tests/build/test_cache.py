@@ -9,9 +9,9 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
-from mkbench.core.errors import EnvironmentProblem
 
 from mkbench.build.cache import Cache, cache_root, digest
+from mkbench.core.errors import EnvironmentProblem
 
 KEY = digest(["some inputs"])
 

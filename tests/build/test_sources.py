@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mkbench.core.errors import UsageError
 
 from mkbench.build.sources import included_files, kernel_source
+from mkbench.core.errors import UsageError
 
 Write = Callable[[Path, str], None]
 

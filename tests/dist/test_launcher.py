@@ -28,6 +28,21 @@ def test_mpich_needs_nothing():
     assert (found.flavour, found.arguments) == ("MPICH", ())
 
 
+def test_mpich_in_a_step_of_slurm_must_not_start_another():
+    found = recognise(Path("/m"), HYDRA, is_root=True, is_in_step=True)
+    assert found.arguments == ("-launcher", "fork")
+
+
+def test_ranks_inherit_what_the_user_sets_and_not_what_an_outer_launcher_sets(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("HYDRA_HOST_FILE", "/machines")
+    monkeypatch.setenv("PMI_FD", "3")
+    environment = launcher._environment()
+    assert environment["HYDRA_HOST_FILE"] == "/machines"
+    assert "PMI_FD" not in environment
+
+
 def test_the_command_runs_the_worker_under_this_python():
     command = recognise(Path("/m"), HYDRA, is_root=True).command(3, "worker_module", Path("/job"))
     assert command == ["/m", "-n", "3", sys.executable, "-m", "worker_module", "/job"]
@@ -81,9 +96,27 @@ def test_a_broken_mpiexec_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
             {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"},
             ForeignLauncher("srun", 3, 4),
         ),
+        (
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"},
+            ForeignLauncher("srun", 3, 4),
+        ),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_HOSTNAME": "n1", "SLURM_STEP_NUM_TASKS": "2"},
+            ForeignLauncher("mpiexec", 1, 2),
+        ),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
     ],
-    ids=["none", "mpich", "mpich-alone", "open-mpi", "srun-pmix", "srun", "sbatch-script"],
+    ids=[
+        "none",
+        "mpich",
+        "mpich-alone",
+        "open-mpi",
+        "srun-pmix",
+        "srun",
+        "srun-pmi2",
+        "mpiexec-in-slurm",
+        "sbatch-script",
+    ],
 )
 def test_launchers_are_recognised(environment: dict[str, str], expected: ForeignLauncher | None):
     assert foreign_launcher(environment) == expected

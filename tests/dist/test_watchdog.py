@@ -72,6 +72,16 @@ def test_the_first_failure_is_named_and_not_its_victims():
     assert "dmesg" in (error.hint or "")
 
 
+def test_failures_of_hosts_with_different_clocks_are_ordered_by_when_they_are_seen():
+    lost = failed("ended", "was killed by SIGKILL", at=1000.0)
+    victim = replace(failed("ended", "was killed by SIGTERM", at=2.0), host="other")
+    first = snapshot(ranks(LAUNCH, lost, LAUNCH))
+    then = snapshot(ranks(victim, lost, LAUNCH))
+    verdict = observe((10.0, first), (10.1, then), (10.0 + SETTLE_S, then))
+    assert verdict is not None
+    assert verdict.rank == 1
+
+
 def test_a_lost_peer_is_a_consequence_even_when_it_is_noted_first():
     shot = snapshot(
         ranks(
