@@ -61,7 +61,11 @@ def test_the_blocks_hold_what_this_test_believes():
 def test_make_sweep_measures_and_draws(tmp_path):
     """What `make sweep` would run once it is set up."""
     plan = subprocess.run(
-        ["make", "--dry-run", "sweep"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--dry-run", "--no-print-directory", "sweep"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     command = plan.stdout.splitlines()[-1]
     assert command.startswith(".venv/bin/mkbench sweep ")

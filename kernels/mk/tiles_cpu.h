@@ -84,8 +84,7 @@ void reduce(Block& block, const Window& window, i32 sources, Source source, i32 
     sum_rows(block, window.cols, sources, source, window.rows / 2, window.rows);
     for (i32 d = 0; d < destinations; ++d)
       for (i32 i = 0; i < window.rows; ++i)
-        std::memcpy(destination(d) + i * window.stride, block.scratch->tile + i64(i) * kTileN,
-                    size_t(window.cols) * sizeof(bf16));
+        std::memcpy(destination(d) + i * window.stride, block.scratch->tile + i64(i) * kTileN, size_t(window.cols) * sizeof(bf16));
   }
 }
 

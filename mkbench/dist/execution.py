@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from mkbench.build.cpu import build_library
 from mkbench.build.errors import BuildFailed
@@ -23,6 +25,8 @@ from mkbench.platforms.timeline import timeline
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+
+Rows = NDArray[Any]
 
 #: Launches before the timed ones; the first is a check.
 WARM_UP = 2
@@ -53,8 +57,7 @@ def _measure(place: Place, point: Point, beats: HeartbeatFile) -> Measurement:
         run = PointRun(place, point, beats, library, engine_for(point.platform))
     except OutOfDeviceMemory as error:
         return Measurement("oom", source_hash=source_hash(point.kernel), message=str(error))
-    rounds, check = _launches(run)
-    return _conclude(run, rounds, check, started)
+    return _conclude(run, *_launches(run), started)
 
 
 def _build(place: Place, kernel: str) -> KernelLibrary | str:
@@ -79,15 +82,17 @@ def _try_build(kernel: str) -> tuple[Path | None, str | None]:
         return None, f"{error}; {error.hint}"
 
 
-def _launches(run: PointRun) -> tuple[list[Round], Check | None]:
+def _launches(run: PointRun) -> tuple[list[Round], Check | None, Rows | None]:
     """Check with exact inputs, warm up, time, check the last timed launch and the exact inputs again.
 
-    Stops at the first launch that hangs or is wrong. The timed launches are `rounds[WARM_UP:-1]`.
+    Stops at the first launch that hangs or is wrong. The timed launches are `rounds[WARM_UP:-1]`; the rows are
+    the controller's history of the last of them.
     """
     point, rounds = run.point, list[Round]()
     timed_family: Family = "normal" if point.family == "normal" else "exact"
     last_timed = WARM_UP + point.samples - 1
     check: Check | None = None
+    rows: Rows | None = None
     for index in range(last_timed + 2):
         if index in (0, last_timed + 1):
             run.fill(point.seed, "exact")
@@ -98,12 +103,14 @@ def _launches(run: PointRun) -> tuple[list[Round], Check | None]:
             run.poison()
         rounds.append(run.launch(index))
         if rounds[-1].has_hung:
-            return rounds, None
+            return rounds, None, None
+        if index == last_timed:
+            rows = run.history()
         if is_verified:
             check = run.verify()
             if check.mismatches:
                 break
-    return rounds, check
+    return rounds, check, rows
 
 
 def _verdict(run: PointRun, last: Round, check: Check | None) -> tuple[str, str | None]:
@@ -114,10 +121,12 @@ def _verdict(run: PointRun, last: Round, check: Check | None) -> tuple[str, str 
     return "ok", None
 
 
-def _conclude(run: PointRun, rounds: Sequence[Round], check: Check | None, started: float) -> Measurement:
+def _conclude(
+    run: PointRun, rounds: Sequence[Round], check: Check | None, rows: Rows | None, started: float
+) -> Measurement:
     point, last = run.point, rounds[-1]
     status, message = _verdict(run, last, check)
-    rows, machine = run.history(), run.machine()
+    machine = run.machine()
     traffic = run.close(drain=not last.has_hung)
     timed = rounds[WARM_UP:-1] if status == "ok" else []
     return Measurement(
@@ -127,7 +136,7 @@ def _conclude(run: PointRun, rounds: Sequence[Round], check: Check | None, start
         network_bytes=traffic.bytes // len(rounds),
         commands=traffic.commands // len(rounds),
         partition={"compute": point.blocks - point.start_comm_sms, "communication": point.start_comm_sms},
-        controller=timeline(rows, point) if status == "ok" else None,
+        controller=timeline(rows, point) if status == "ok" and rows is not None else None,
         source_hash=source_hash(point.kernel),
         message=message,
         details={"launches": len(rounds), "start_skew_us": run.skews_us(timed), **machine},

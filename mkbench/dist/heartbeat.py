@@ -15,16 +15,23 @@ from pathlib import Path
 
 #: The phase of a rank that has done all its work.
 FINISHED = "finished"
+#: Phases in which a rank is in MPI and nowhere else begin with these.
+_IN_MPI = ("ready ", "gather ")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a rank failed. `at` is CLOCK_MONOTONIC in seconds, which processes of one machine share."""
+    """How a rank failed, and when.
+
+    `at` is CLOCK_MONOTONIC in seconds, which the processes of a machine share, and `time` the time of day in
+    seconds since the epoch, on which machines agree more or less.
+    """
 
     type: str
     message: str
     exit_code: int
     at: float
+    time: float
     hint: str | None = None
 
 
@@ -45,6 +52,11 @@ class Heartbeat:
     @property
     def is_finished(self) -> bool:
         return self.phase == FINISHED
+
+    @property
+    def has_crashed_in_mpi(self) -> bool:
+        """Whether the rank died where MPI may crash because a rank on another machine was lost."""
+        return self.phase.startswith(_IN_MPI) and self.error is not None and "SIGSEGV" in self.error.message
 
 
 class HeartbeatFile:
@@ -69,7 +81,7 @@ class HeartbeatFile:
     def fail(self, error: BaseException, exit_code: int) -> None:
         """The rank ends here. The phase stays: it says where."""
         hint = getattr(error, "hint", None)
-        failure = Failure(type(error).__name__, str(error), exit_code, time.monotonic(), hint)
+        failure = _failure(type(error).__name__, str(error), exit_code, hint)
         self.state = replace(self.state, error=failure)
         self._write()
 
@@ -83,7 +95,7 @@ def record_ending(directory: Path, rank: int, message: str, exit_code: int) -> N
     beat = read(directory / f"{rank}.json")
     if beat is None or beat.is_finished or beat.error is not None:
         return
-    error = Failure("ended", message, exit_code, time.monotonic())
+    error = _failure("ended", message, exit_code)
     _replace(directory / f"{rank}.json", replace(beat, error=error))
 
 
@@ -102,6 +114,10 @@ def read_all(directory: Path) -> dict[int, Heartbeat]:
     """Every rank's heartbeat, by rank."""
     beats = (read(path) for path in directory.glob("*.json"))
     return {beat.rank: beat for beat in sorted((b for b in beats if b is not None), key=lambda b: b.rank)}
+
+
+def _failure(kind: str, message: str, exit_code: int, hint: str | None = None) -> Failure:
+    return Failure(kind, message, exit_code, time.monotonic(), time.time(), hint)
 
 
 def _replace(path: Path, state: Heartbeat) -> None:

@@ -11,11 +11,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import NoReturn
 
 from mkbench.core.errors import EnvironmentProblem, HangError
 from mkbench.dist import heartbeat
 from mkbench.dist.processes import die_with_parent
+
+_LAST_WORDS_S = 0.3
 
 
 def supervise(rank: int, heartbeats: Path, run: Callable[[], None]) -> NoReturn:
@@ -31,6 +34,10 @@ def supervise(rank: int, heartbeats: Path, run: Callable[[], None]) -> NoReturn:
     message, exit_code = describe_ending(code, heartbeat.read(heartbeats / f"{rank}.json"))
     if message is not None:
         heartbeat.record_ending(heartbeats, rank, message, exit_code)
+        beat = heartbeat.read(heartbeats / f"{rank}.json")
+        if beat is not None and beat.has_crashed_in_mpi:
+            # mpiexec kills the others as soon as this process ends, and who caused it may yet have to write.
+            sleep(_LAST_WORDS_S)
     # os._exit: the libraries that the child shares with us must not clean up twice.
     os._exit(exit_code)
 

@@ -83,7 +83,6 @@ class Watchdog:
         self._started = started
         # Age is measured by our own clock since a change was seen: clocks of other machines may differ.
         self._changed: dict[int, tuple[int, float]] = {}
-        self._failed_at: dict[int, float] = {}
         self._first_sign: float | None = None
 
     def observe(self, now: float, snapshot: Snapshot) -> Verdict | None:
@@ -91,8 +90,6 @@ class Watchdog:
         for rank, beat in snapshot.beats.items():
             if rank not in self._changed or self._changed[rank][0] != beat.sequence:
                 self._changed[rank] = (beat.sequence, now)
-            if beat.error is not None:
-                self._failed_at.setdefault(rank, now)
         failed = self._failed(snapshot.beats.values())
         vanished = [r for r in sorted(snapshot.gone) if not _is_over(snapshot.beats[r])]
         if self.is_over(snapshot):
@@ -111,13 +108,14 @@ class Watchdog:
         finished = sum(beat.is_finished for beat in snapshot.beats.values())
         return snapshot.exit_code == 0 and finished == self._ranks
 
-    def _failed(self, beats: Iterable[Heartbeat]) -> list[Heartbeat]:
+    @staticmethod
+    def _failed(beats: Iterable[Heartbeat]) -> list[Heartbeat]:
         failed = {beat: beat.error for beat in beats if beat.error is not None}
         share_clock = len({beat.host for beat in failed}) == 1
 
         def blame(beat: Heartbeat) -> tuple[bool, float]:
-            at = failed[beat].at if share_clock else self._failed_at[beat.rank]
-            return failed[beat].type in CONSEQUENCES, at
+            at = failed[beat].at if share_clock else failed[beat].time
+            return beat.has_crashed_in_mpi or failed[beat].type in CONSEQUENCES, at
 
         return sorted(failed, key=blame)
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 COLUMNS = (
     "kernel", "series", "policy", "comm_sms", "status", "reason", "relative", "relative_low", "relative_high",
     "is_best", "latency_us", "ci_low_us", "ci_high_us", "n", "best_comm_sms", "lowest_latency_us",
-    "lower_bound_us", "verified", "blocks", "shape_label", *MACHINE, "simulated", "key",
+    "lower_bound_us", "verified", "blocks", "shape_label", *MACHINE, "hardware", "ranks_per_gpu",
+    "simulated", "key",
 )  # fmt: skip
 
 TITLE = "Fixed partitions and the adaptive controller"

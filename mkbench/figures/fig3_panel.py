@@ -107,7 +107,7 @@ def _curve(ax: Axes, group: pd.DataFrame, color: str, marker: str) -> None:
     ax.plot(x, y, color=color, marker=marker, markeredgecolor="white", markeredgewidth=0.4, zorder=3)
     if (ok["n"] > 1).any():
         low, high = ok["relative_low"].to_numpy(float), ok["relative_high"].to_numpy(float)
-        ax.fill_between(x, low, high, color=color, alpha=0.22, linewidth=0, zorder=2)
+        ax.vlines(x, low, high, color=color, alpha=0.45, linewidth=3.2, zorder=2)
     best = ok["is_best"].to_numpy(bool)
     ax.plot(x[best], y[best], **{**style.RING, "markeredgecolor": color}, zorder=4, clip_on=False)
 

@@ -55,7 +55,7 @@ def _line(group: pd.DataFrame) -> dict[str, str]:
     failed = int((group["status"] != "ok").sum())
     line = {"best fixed": "-", "lowest": "-", "adaptive": "", "failed": str(failed) if failed else ""}
     for row in rows_of(group[group["is_best"]]):
-        line["best fixed"] = f"{row['comm_sms']} SMs"
+        line["best fixed"] = style.sms(row["comm_sms"])
         line["lowest"] = format_us(row["lowest_latency_us"])
     for row in rows_of(group[group["policy"] == "adaptive"]):
         if row["status"] != "ok":

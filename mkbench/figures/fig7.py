@@ -21,13 +21,13 @@ WANTED: Mapping[str, Mapping[str, int]] = {"gemm_ar": {"m": 32768, "n": 32768, "
 SERIES = ("t_us", "target", "communication_blocks", "compute_progress", "communication_progress")
 COLUMNS = (
     "panel", "kernel", "shape_label", "note", "status", "reason", *SERIES, "best_comm_sms", "latency_us",
-    "blocks", "verified", *MACHINE, "simulated", "key",
+    "blocks", "verified", *MACHINE, "hardware", "ranks_per_gpu", "simulated", "key",
 )  # fmt: skip
 
 TITLE = "The adaptive controller during one launch"
 
 # Inches.
-HEADER, FOOTER, MARGIN, PANEL_WIDTH = 0.75, 0.2, 0.15, 6.4
+HEADER, FOOTER, MARGIN, PANEL_WIDTH = 0.8, 0.48, 0.15, 6.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,12 @@ def _with_record(samples: pd.DataFrame, record: Mapping[str, Any], best: int | N
 def draw(fig: Figure, df: pd.DataFrame) -> None:
     """Draw what `prepare` returned: a column a panel, the target above, progress below."""
     panels = [panel for _, panel in df.groupby("panel", sort=True)]
-    fig.set_size_inches(2 * MARGIN + PANEL_WIDTH * len(panels), HEADER + fig7_panel.HEIGHT + FOOTER)
+    note = 0.0 if df.loc[df["status"] == "ok", "verified"].all() else 0.2
+    height = HEADER + fig7_panel.HEIGHT + FOOTER + note
+    fig.set_size_inches(2 * MARGIN + PANEL_WIDTH * len(panels), height)
     style.header(fig, TITLE, rows_of(df)[0], margin=MARGIN + 0.1)
     for i, panel in enumerate(panels):
         fig7_panel.draw_panel(fig, panel, x=MARGIN + i * PANEL_WIDTH, y=HEADER, width=PANEL_WIDTH)
-    if not df.loc[df["status"] == "ok", "verified"].all():
+    fig7_panel.sides_note(fig, margin=MARGIN + 0.1, bottom=0.12 + note)
+    if note:
         style.unverified_note(fig, margin=MARGIN + 0.1, bottom=0.1)

@@ -36,7 +36,14 @@ def draw_panel(fig: Figure, df: pd.DataFrame, *, x: float, y: float, width: floa
     time = samples["t_us"].to_numpy(float) / per_unit
     _target(upper, samples, time)
     _progress(lower, samples, time)
-    lower.set_xlim(0, time[-1] * 1.01 if last > 0 else 1)
+    end = _end(samples)
+    lower.set_xlim(0, end / per_unit * 1.01 if end > 0 else 1)
+    if end > last:
+        for axes in (upper, lower):
+            axes.axvspan(last / per_unit, end / per_unit, color="#EFEFEF", linewidth=0, zorder=1)
+        words = "history full: not recorded\n(up to the median latency)"
+        place = (0.985 * end / per_unit, 0.2)  # low: progress is high there
+        lower.text(*place, words, ha="right", va="center", fontsize=style.SMALL, color=style.MUTED)
     lower.set_xlabel(f"time since launch ({unit})")
     upper.tick_params(labelbottom=False)
     if (df["status"] != "ok").any():
@@ -44,6 +51,24 @@ def draw_panel(fig: Figure, df: pd.DataFrame, *, x: float, y: float, width: floa
     for axes in (upper, lower):
         _legend(axes)
     fig.align_ylabels([upper, lower])
+
+
+def _end(samples: pd.DataFrame) -> float:
+    """Where time ends in us: at the last sample, or at the median latency if the history filled up before."""
+    last, latency = float(samples["t_us"].max()), float(samples["latency_us"].iloc[0])
+    is_whole = samples["communication_progress"].max() > 0.98 or last > 0.95 * latency
+    return last if is_whole else latency
+
+
+def sides_note(fig: Figure, *, margin: float, bottom: float) -> None:
+    """Say in the bottom left corner why blocks are not at the target; distances in inches."""
+    width, height = fig.get_size_inches()
+    words = (
+        "Blocks above the target: released by compute, which has nothing left; below it: lent to compute\n"
+        "while no communication is ready. A block changes sides only between two tasks."
+    )
+    place = (margin / width, bottom / height)
+    fig.text(*place, words, va="bottom", fontsize=style.SMALL, color=style.MUTED, linespacing=1.3)
 
 
 def _target(ax: Axes, samples: pd.DataFrame, time: NDArray[np.float64]) -> None:
@@ -56,7 +81,7 @@ def _target(ax: Axes, samples: pd.DataFrame, time: NDArray[np.float64]) -> None:
         tops.append(float(np.nanmax(blocks)))
     best = samples["best_comm_sms"].iloc[0]
     if not pd.isna(best):
-        label = f"best fixed: {best} SMs"
+        label = f"best fixed: {style.sms(best)}"
         ax.axhline(float(best), color=style.REFERENCE, linestyle="--", linewidth=1.2, label=label)
         tops.append(float(best))
     ax.set_ylim(0, max(tops) * 1.15)

@@ -17,10 +17,10 @@ MACHINE = ("cluster", "nodes", "ranks_per_node", "platform", "transport")
 #: Copied from a record as they are; absent ones become null.
 PLAIN = (
     "key", "kernel", "size", "policy", "comm_sms", "status", "blocks", *MACHINE, "source_hash", "schema",
-    "lower_bound_us",
+    "hardware", "ranks_per_gpu", "lower_bound_us",
 )  # fmt: skip
 
-WHOLE_NUMBERS = ("size", "comm_sms", "blocks", "nodes", "ranks_per_node", "n", "schema")
+WHOLE_NUMBERS = ("size", "comm_sms", "blocks", "nodes", "ranks_per_node", "ranks_per_gpu", "n", "schema")
 MEASURED = ("lower_bound_us", "latency_us", "ci_low_us", "ci_high_us")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib
 import matplotlib.style
+import pandas as pd
 from matplotlib.figure import Figure
 
 from mkbench.core.units import format_size
@@ -113,12 +114,32 @@ def machine_label(row: Mapping[str, Any]) -> str:
     return f"{row['cluster']}  ({ranks}, platform {row['platform']}{transport})"
 
 
+def measured_label(row: Mapping[str, Any]) -> str:
+    """What measured records were measured on; empty for simulated ones, which have their own mark."""
+    if row["simulated"]:
+        return ""
+    if row["platform"] == "host":
+        return "measured on a CPU: every block is a thread, no time here is a GPU's"
+    per_gpu = row.get("ranks_per_gpu")
+    if pd.isna(per_gpu) or int(per_gpu) == 1:
+        return "measured, one rank a GPU"
+    ranks, gpu = int(row["nodes"]) * int(row["ranks_per_node"]), str(row.get("hardware") or "GPU").upper()
+    gpus = -(-ranks // int(per_gpu))
+    return f"measured on a virtual cluster, {ranks} ranks on {'one' if gpus == 1 else gpus} {gpu}"
+
+
+def sms(count: int) -> str:
+    """1 -> "1 SM", 2 -> "2 SMs"."""
+    return f"{count} {'SM' if count == 1 else 'SMs'}"
+
+
 def header(fig: Figure, title: str, row: Mapping[str, Any], *, margin: float) -> None:
-    """Title, machine and, for simulated records, the mark that says so; `margin` is in inches."""
+    """Title, machine, and whether it was simulated or what it was measured on; `margin` is in inches."""
     width, height = fig.get_size_inches()
     left, right = margin / width, 1 - margin / width
     fig.text(left, 1 - 0.14 / height, title, fontsize=11.5, fontweight="bold", va="top")
     fig.text(left, 1 - 0.38 / height, machine_label(row), fontsize=9, color=MUTED, va="top")
+    fig.text(left, 1 - 0.55 / height, measured_label(row), fontsize=9, color=MUTED, va="top")
     if row["simulated"]:
         box = {"boxstyle": "square,pad=0.35", "facecolor": INK, "edgecolor": INK}
         fig.text(

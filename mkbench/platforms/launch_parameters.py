@@ -13,7 +13,7 @@ from mkbench.build.layout import Layout
 from mkbench.core.plan import Point
 from mkbench.core.workloads import workload
 
-HISTORY_ROWS = 4096
+HISTORY_ROWS = 16384
 RINGS = 4
 RING_DEPTH = 64
 

@@ -19,8 +19,8 @@ def ranks(*beats: Heartbeat) -> dict[int, Heartbeat]:
     return {rank: replace(beat, rank=rank, pid=100 + rank) for rank, beat in enumerate(beats)}
 
 
-def failed(kind: str, message: str, at: float, code: int = 4) -> Heartbeat:
-    return replace(LAUNCH, error=Failure(kind, message, code, at))
+def failed(kind: str, message: str, at: float, code: int = 4, time: float = 0.0) -> Heartbeat:
+    return replace(LAUNCH, error=Failure(kind, message, code, at, time))
 
 
 def observe(*moments: tuple[float, Snapshot], ranks: int = 3) -> Verdict | None:
@@ -72,14 +72,18 @@ def test_the_first_failure_is_named_and_not_its_victims():
     assert "dmesg" in (error.hint or "")
 
 
-def test_failures_of_hosts_with_different_clocks_are_ordered_by_when_they_are_seen():
-    lost = failed("ended", "was killed by SIGKILL", at=1000.0)
-    victim = replace(failed("ended", "was killed by SIGTERM", at=2.0), host="other")
-    first = snapshot(ranks(LAUNCH, lost, LAUNCH))
-    then = snapshot(ranks(victim, lost, LAUNCH))
-    verdict = observe((10.0, first), (10.1, then), (10.0 + SETTLE_S, then))
-    assert verdict is not None
-    assert verdict.rank == 1
+def test_a_crash_in_mpi_is_a_consequence_and_one_in_a_launch_is_not():
+    crashed = failed("ended", "was killed by SIGSEGV", at=1.0)
+    lost = failed("ended", "was killed by SIGKILL", at=1.1)
+    in_mpi = replace(crashed, phase="gather 3")
+    assert settled(snapshot(ranks(in_mpi, lost, LAUNCH))).rank == 1
+    assert settled(snapshot(ranks(crashed, lost, LAUNCH))).rank == 0
+
+
+def test_failures_of_hosts_are_ordered_by_the_time_of_day():
+    victim = replace(failed("ended", "was killed by SIGSEGV", at=2.0, time=51.0), host="other")
+    lost = failed("ended", "was killed by SIGKILL", at=1000.0, time=50.0)
+    assert settled(snapshot(ranks(victim, lost, LAUNCH))).rank == 1
 
 
 def test_a_lost_peer_is_a_consequence_even_when_it_is_noted_first():
@@ -115,7 +119,7 @@ def test_a_ranks_exit_code_decides_the_kind_of_error(code: int, kind: type):
 
 
 def test_a_rank_that_knows_the_fix_says_so():
-    failure = Failure("UsageError", "odd", 2, 1.0, hint="use an even number")
+    failure = Failure("UsageError", "odd", 2, 1.0, 0.0, hint="use an even number")
     verdict = settled(snapshot(ranks(LAUNCH, replace(LAUNCH, error=failure), LAUNCH)))
     assert verdict.error().hint == "use an even number"
 

@@ -155,7 +155,7 @@ def test_failures_are_red_marks_that_do_not_cover_each_other(make):
     assert all(0.85 < y < 1 for _, _, y in places)
 
 
-def test_bands_appear_with_more_than_one_sample(make):
+def test_intervals_appear_with_more_than_one_sample(make):
     assert sum(len(axes.collections) for axes in drawn(make.sweep(n=1)).axes) == 0
     assert sum(len(axes.collections) for axes in drawn(make.sweep(n=5)).axes) == 2
 
@@ -172,6 +172,12 @@ def test_the_mark_of_simulated_records(make):
     assert "SIMULATED" in words["sim"]
     assert "SIMULATED" not in words["host"]
     assert any("1x8-h100" in text and "platform host" in text for text in words["host"])
+
+
+def test_one_sm_is_not_plural(make):
+    fig = drawn([make.record(comm_sms=1, latency=1.0), make.record(2048 * 2, 2, latency=1.0)])
+    cells = [text.get_text() for axes in fig.axes if not axes.axison for text in axes.texts]
+    assert [cell for cell in cells if cell.split()[-1:] in (["SM"], ["SMs"])] == ["1 SM", "2 SMs"]
 
 
 def test_an_unverified_result_is_said_beside_nothing_else(make):

@@ -103,3 +103,22 @@ def test_text_stays_inside(make):
         box.x0 >= 0 and box.y0 >= 0 and box.x1 <= fig.bbox.x1 and box.y1 <= fig.bbox.y1 for box in boxes
     )
     assert not fig.axes[0].get_tightbbox().overlaps(fig.axes[1].get_tightbbox())
+
+
+@pytest.mark.parametrize("seen", [1.0, 0.5])
+def test_a_history_that_filled_up_says_so(make, seen):
+    history = make.history(1000.0, best=16)
+    history["communication_progress"] = [seen * p for p in history["communication_progress"]]
+    record = make.adaptive(PAPER, controller=history)
+    record["latency_us"]["median"] = 4000.0
+    upper, lower = drawn([record]).axes
+    assert any("not recorded" in text.get_text() for text in lower.texts) == (seen < 1)
+    assert upper.get_xlim()[1] == pytest.approx(4.04 if seen < 1 else 1.01)
+
+
+def test_blocks_off_the_target_are_explained(make):
+    fig = drawn([make.adaptive(PAPER, checked=False)])
+    notes = [text for text in fig.texts if "nothing left" in text.get_text()]
+    (unverified,) = (text for text in fig.texts if "not verified" in text.get_text())
+    assert len(notes) == 1
+    assert not notes[0].get_window_extent().overlaps(unverified.get_window_extent())

@@ -29,3 +29,18 @@ def test_larger_sizes_are_darker(count):
 def test_machine_label_names_the_transport_between_nodes():
     row = {"nodes": 2, "ranks_per_node": 8, "cluster": "2x8-h200-ib", "platform": "sim", "transport": "sim"}
     assert style.machine_label(row) == "2x8-h200-ib  (2 nodes x 8 ranks, platform sim, transport sim)"
+
+
+@pytest.mark.parametrize(
+    ("platform", "ranks_per_gpu", "words"),
+    [
+        ("host", None, "measured on a CPU: every block is a thread, no time here is a GPU's"),
+        ("cuda", 1, "measured, one rank a GPU"),
+        ("cuda", 2, "measured on a virtual cluster, 4 ranks on 2 H200"),
+        ("cuda", 4, "measured on a virtual cluster, 4 ranks on one H200"),
+        ("sim", 4, ""),
+    ],
+)
+def test_measured_label(platform, ranks_per_gpu, words):
+    row = {"nodes": 2, "ranks_per_node": 2, "hardware": "h200", "ranks_per_gpu": ranks_per_gpu}
+    assert style.measured_label({**row, "platform": platform, "simulated": platform == "sim"}) == words
