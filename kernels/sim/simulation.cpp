@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 
+#include "../mk/command_queue.h"
 #include "../mk/roles.h"
 #include "../mk/export.h"
 
@@ -196,8 +197,9 @@ void Simulation::describe_deadlock() {
       ++waiting;
       if (++named > kMost) continue;
       const Awaited& a = task->awaited;
+      const char* flag = a.flag == kQueueFullFlag ? "a free slot in command ring" : name_of("flags", a.flag);
       list += "\n  rank " + std::to_string(rank.index) + " block " + std::to_string(task->block.index) + " role " +
-              name_of("roles", a.role) + " waits for " + name_of("flags", a.flag) + "[" + std::to_string(a.index) +
+              name_of("roles", a.role) + " waits for " + flag + "[" + std::to_string(a.index) +
               "]: expected " + epoch_value(a.expected) + ", seen " + epoch_value(a.seen);
     }
   status_ = SimStatus::deadlock;

@@ -18,15 +18,13 @@ from mkbench.core.cluster import ClusterProfile
 from mkbench.core.errors import EnvironmentProblem, UsageError
 from mkbench.core.plan import Point
 from mkbench.core.workloads import workload
+from mkbench.dist.verify import POISON
 from mkbench.platforms.launch_parameters import HeapLayout, Record, launch_parameters
 
 JITTER = 0.002
 """Relative spread of simulated costs: what one seed differs by from another."""
 
 STATUSES = ("ok", "deadlock", "protocol_error", "time_limit")
-
-_POISON = 0xFFFF
-"""A bf16 NaN in every output element before a run, so that one nobody writes shows."""
 
 
 @lru_cache(maxsize=4)
@@ -115,7 +113,7 @@ class Simulation:
             a, b = kernel.inputs(point.shape, rank, point.ranks, point.seed, "exact")
             self._matrix(rank, "a", point.shape.m, lda)[:, : point.shape.k] = to_bf16(a)
             self._matrix(rank, "b", point.shape.k, ldb)[:, : point.shape.n] = to_bf16(b)
-            self._matrix(rank, "out", point.shape.m, ldb)[:] = _POISON
+            self._matrix(rank, "out", point.shape.m, ldb)[:] = POISON
 
     def output(self, rank: int) -> NDArray[np.uint16]:
         """Return out[m, n] of a rank as bf16 bits, in place."""
