@@ -29,7 +29,7 @@ struct NetworkTask : Task {
 std::unique_ptr<u8[]> take_first_half(const u8* source, u8* destination, u64 bytes);
 void land(const WirePut& put, bool payload, const u8* source, u8* destination, u64* flag);
 
-// One for each rank; `rank_proxy` runs the proxy's loop until the simulation ends.
+// One for each rank; Simulation::run_proxy steps it until the simulation ends.
 struct RankProxy;
 struct RankProxyDeleter {
   void operator()(RankProxy*) const;

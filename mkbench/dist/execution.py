@@ -13,6 +13,7 @@ from mkbench.build.cpu import build_library
 from mkbench.build.errors import BuildFailed
 from mkbench.build.source_hash import source_hash
 from mkbench.core.measurement import Check, Measurement
+from mkbench.core.partition import Partition
 from mkbench.core.point import Point
 from mkbench.core.workloads.base import Family
 from mkbench.dist.engine import engine_for
@@ -135,7 +136,7 @@ def _conclude(
         check=check,
         network_bytes=traffic.bytes // len(rounds),
         commands=traffic.commands // len(rounds),
-        partition={"compute": point.blocks - point.start_comm_sms, "communication": point.start_comm_sms},
+        partition=Partition.of(point.blocks, point.start_comm_sms).to_json(),
         controller=timeline(rows, point) if status == "ok" and rows is not None else None,
         source_hash=source_hash(point.kernel),
         message=message,

@@ -15,6 +15,7 @@ from mkbench.build.source_hash import source_hash
 from mkbench.core.cluster import ClusterProfile
 from mkbench.core.errors import MkbenchError, UsageError
 from mkbench.core.measurement import Check, Measurement
+from mkbench.core.partition import Partition
 from mkbench.core.plan import Plan, Point
 from mkbench.core.workloads import workload
 from mkbench.dist.processes import die_with_parent
@@ -111,18 +112,13 @@ def measure(point: Point, cluster: ClusterProfile) -> Measurement:
         check=check,
         network_bytes=result.payload_bytes,
         commands=result.commands,
-        partition=partition_of(point),
+        partition=Partition.of(point.blocks, point.start_comm_sms).to_json(),
         controller=timeline(rows, point) if status == "ok" else None,
         source_hash=hash_,
         message=_message(result, check),
         details={"events": result.events},
         meta={"wall_s": round(time.perf_counter() - began, 3)},
     )
-
-
-def partition_of(point: Point) -> dict[str, int]:
-    """Return the blocks on each side at the start."""
-    return {"compute": point.blocks - point.start_comm_sms, "communication": point.start_comm_sms}
 
 
 def verify(simulation: Simulation) -> Check:
