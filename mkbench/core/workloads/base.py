@@ -1,6 +1,6 @@
 """What a workload knows without running: shapes, bytes, FLOPs, bounds, inputs and the reference result."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
@@ -11,7 +11,8 @@ from mkbench.core.cluster import ClusterProfile
 
 Family = Literal["exact", "normal"]
 Matrix = NDArray[np.float32]
-Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
+Precision = type[np.float32] | type[np.float64]
+SumProducts = Callable[[Iterable[tuple[Matrix, Matrix]], Precision], Matrix]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,19 @@ class Buffer:
     name: str
     bytes: int
     network: bool = False
+
+
+def sum_products(pairs: Iterable[tuple[Matrix, Matrix]], precision: Precision) -> Matrix:
+    """Return the sum of a @ b over pairs (a, b), of which there is one at least, by NumPy in `precision`."""
+    total: NDArray[Any] | None = None
+    for a, b in pairs:
+        product = a.astype(precision, copy=False) @ b.astype(precision, copy=False)
+        if total is None:
+            total = product
+        else:
+            total += product
+    assert total is not None
+    return total.astype(np.float32, copy=False)
 
 
 class Workload(Protocol):
@@ -101,9 +115,14 @@ class Workload(Protocol):
         ...
 
     def reference(
-        self, shape: Shape, ranks: int, seed: int, family: Family = "exact", multiply: Multiply = np.matmul
+        self,
+        shape: Shape,
+        ranks: int,
+        seed: int,
+        family: Family = "exact",
+        sum_products: SumProducts = sum_products,
     ) -> Matrix:
-        """Return what every rank must end up with; `multiply` is for who has a faster one than NumPy's."""
+        """Return what every rank must end up with; `sum_products` may be a faster one than NumPy's."""
         ...
 
     def tolerance(self, shape: Shape, ranks: int) -> float:

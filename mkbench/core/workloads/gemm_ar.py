@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from mkbench.core.cluster import ClusterProfile
 from mkbench.core.errors import UsageError
 from mkbench.core.names import unknown
 from mkbench.core.partition import Work, balanced
-from mkbench.core.workloads.base import Buffer, Family, Matrix, Multiply, Shape
+from mkbench.core.workloads.base import Buffer, Family, Matrix, Shape, SumProducts, sum_products
 from mkbench.core.workloads.gemm_inputs import gemm_inputs, gemm_reference, gemm_tolerance
 
 TILE_M = 128
@@ -171,10 +169,15 @@ class GemmAr:
         return gemm_inputs(shape, rank, ranks, seed, family)
 
     def reference(
-        self, shape: Shape, ranks: int, seed: int, family: Family = "exact", multiply: Multiply = np.matmul
+        self,
+        shape: Shape,
+        ranks: int,
+        seed: int,
+        family: Family = "exact",
+        sum_products: SumProducts = sum_products,
     ) -> Matrix:
         """Return C[m, n]."""
-        return gemm_reference(shape, ranks, seed, family, multiply)
+        return gemm_reference(shape, ranks, seed, family, sum_products)
 
     def tolerance(self, shape: Shape, ranks: int) -> float:
         """Return the largest absolute error of a right result of the normal family."""

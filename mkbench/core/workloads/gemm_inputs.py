@@ -12,11 +12,13 @@ ever rounded.
 Normal family. Standard normal, rounded to bf16.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mkbench.core.bf16 import round_to_bf16
-from mkbench.core.workloads.base import Family, Matrix, Multiply, Shape
+from mkbench.core.workloads.base import Family, Matrix, Precision, Shape, SumProducts, sum_products
 
 NONZEROS = 64
 """Most nonzero entries in a row of A, over all ranks."""
@@ -35,15 +37,14 @@ def gemm_inputs(shape: Shape, rank: int, ranks: int, seed: int, family: Family) 
 
 
 def gemm_reference(
-    shape: Shape, ranks: int, seed: int, family: Family, multiply: Multiply = np.matmul
+    shape: Shape, ranks: int, seed: int, family: Family, sum_products: SumProducts = sum_products
 ) -> Matrix:
     """Return C[m, n] = sum over ranks of A @ B, exactly, or from float64 for the normal family."""
-    dtype = np.float32 if family == "exact" else np.float64
-    total = np.zeros((shape.m, shape.n), dtype=dtype)
-    for rank in range(ranks):
-        a, b = gemm_inputs(shape, rank, ranks, seed, family)
-        total += multiply(a.astype(dtype), b.astype(dtype))
-    return total.astype(np.float32)
+    precision: Precision = np.float32 if family == "exact" else np.float64
+    # Most of the time goes into random numbers, which NumPy makes without holding up other threads.
+    with ThreadPoolExecutor() as threads:
+        pairs = threads.map(lambda rank: gemm_inputs(shape, rank, ranks, seed, family), range(ranks))
+        return sum_products(pairs, precision)
 
 
 def gemm_tolerance(shape: Shape, ranks: int) -> float:
