@@ -123,6 +123,7 @@ struct Map {
     u64 broadcast;   // own tiles that all ranks of the node have
     u64 received;    // own tiles whose node sums are consumed
     u64 queue_full;  // pushes that found their ring full
+    u64 port;        // pacing: until when the NVLink port is taken
   };
   Counters& counters() const {
     return *reinterpret_cast<Counters*>(at<u64>(p.local_rank, p.control_offset) + flag_words());
@@ -240,11 +241,13 @@ struct GemmAr {
     const i32 tile = map.tile(slot);
     const auto partial = [&](i32 i) -> const bf16* { return map.partial(i, tile); };
     if (p.nodes == 1) {
-      to_node(tile, p.local_ranks, partial);
+      if (!to_node(tile, p.local_ranks, partial)) return false;
       end(Role::local, slot);
       return true;
     }
-    reduce(block, {kTileN, kTileM, kTileN}, p.local_ranks, partial, 1, [&](i32) { return map.network_tile(p.node_sum, slot); });
+    const Window window{kTileN, kTileM, kTileN};
+    reduce(block, window, p.local_ranks, partial, 1, [&](i32) { return map.network_tile(p.node_sum, slot); });
+    if (!carried(window, p.local_ranks - 1)) return false;
     end(Role::local, slot);
     const i32 chunk = slot / p.chunk_tiles;
     if (!completes<Scope::gpu>(block, map.summed(chunk), p.epoch, u32(map.chunk_size(chunk)))) return true;
@@ -270,10 +273,11 @@ struct GemmAr {
     block.role = u32(Role::receive);
     if (!wait_all<Scope::system>(block, map.received(arrived, slot / p.chunk_tiles), now_value())) return false;
     begin(Role::receive);
-    to_node(map.tile(slot), p.nodes, [&](i32 node) -> const bf16* {
+    const auto node_sum = [&](i32 node) -> const bf16* {
       return node == p.node ? map.network_tile(p.node_sum, slot)
                             : map.network_tile(p.receive, map.bank(node, p.node) * p.slots + slot);
-    });
+    };
+    if (!to_node(map.tile(slot), p.nodes, node_sum)) return false;
     end(Role::receive, slot);
     if (!completes<Scope::gpu>(block, &map.counters().received, p.epoch, u32(map.own_tiles()))) return true;
     for (i32 step = 1; step < p.nodes; ++step) {
@@ -285,11 +289,20 @@ struct GemmAr {
   }
 
   // The rounded sum goes to every rank of the node; whoever writes the owner's last tile says so to all.
-  template <class Source> void to_node(i32 tile, i32 sources, Source source) {
+  template <class Source> bool to_node(i32 tile, i32 sources, Source source) {
     const i64 first = i64(map.row(tile)) * kTileM * p.ldb + i64(map.column(tile)) * kTileN;
-    reduce(block, {p.ldb, map.rows_of(tile), map.cols_of(tile)}, sources, source, p.local_ranks,
-           [&](i32 i) { return map.at<bf16>(i, p.out) + first; });
+    const Window window{p.ldb, map.rows_of(tile), map.cols_of(tile)};
+    reduce(block, window, sources, source, p.local_ranks, [&](i32 i) { return map.at<bf16>(i, p.out) + first; });
+    // On one node the sources are the peers' partials; else they came over the network.
+    if (!carried(window, (p.local_ranks - 1) * (p.nodes == 1 ? 2 : 1))) return false;
     if (completes<Scope::system>(block, &map.counters().broadcast, p.epoch, u32(map.own_tiles()))) say_finished();
+    return true;
+  }
+
+  // The task has read or written `copies` of a window at peers.
+  bool carried(const Window& window, i32 copies) {
+    const u64 bytes = u64(window.rows) * u64(window.cols) * sizeof(bf16);
+    return pace(block, &map.counters().port, p.pace_fs_per_byte, u64(copies) * bytes, task_begin);
   }
 
   void say_finished() {

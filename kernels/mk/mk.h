@@ -2,6 +2,7 @@
 #pragma once
 #include "command_queue.h"
 #include "controller.h"
+#include "pace.h"
 #include "roles.h"
 #include "tiles.h"
 #include "trace.h"

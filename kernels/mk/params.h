@@ -7,7 +7,7 @@ namespace mk {
 enum class Policy : i32 { fixed = 0, adaptive = 1 };
 
 // Addresses are u64, so that one layout serves host and device. Offsets are bytes from the base of a symmetric heap, or
-// of the network region, which is part of the heap or, where a NIC cannot read GPU memory, in host memory.
+// of the network region, which is part of the heap or in host memory.
 #define MK_LAUNCH_PARAMS(S, A)                                                                     \
   A(u64, heap, kMaxNodeRanks) /* heap of each rank of this node, as this rank addresses it */      \
   S(u64, network)             /* address of the own network region: what the host proxy moves */   \
@@ -16,6 +16,7 @@ enum class Policy : i32 { fixed = 0, adaptive = 1 };
   S(u64, ring_slots)          /* command rings in host memory: rings * ring_depth * 2 words */     \
   S(u64, ring_tails)          /* commands taken by the host proxy, one word a ring, host memory */ \
   S(u64, deadline_ns)         /* longest that one wait may take */                                 \
+  S(u64, pace_fs_per_byte)    /* femtoseconds that the NVLink port takes a byte; 0: at once */     \
   S(u64, control_offset)      /* flags and counters */                                             \
   S(u64, history_offset)      /* controller history: history_capacity rows */                      \
   S(u64, trace_offset)        /* trace: trace_capacity events a block; 0 events: off */            \

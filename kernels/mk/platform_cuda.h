@@ -15,6 +15,11 @@ namespace mk {
 constexpr i32 kThreads = 256;
 constexpr u64 kPollsPerCheck = 64;  // the abort record may lie in host memory: too far to look at with every poll
 
+// A poll crosses the chip, and polls of many blocks hold up copy engines and each other. What comes within the first polls
+// is met at once; later, a pause costs little beside what was waited.
+constexpr u64 kPollsAtOnce = 16, kPollsInShortWait = 64;
+constexpr u32 kShortPauseNs = 200, kLongPauseNs = 1000;
+
 __device__ __forceinline__ u64 global_address(const void* pointer) { return __cvta_generic_to_global(pointer); }
 
 struct Block {
@@ -173,6 +178,7 @@ __device__ __forceinline__ bool aborted(Block& block) {
 // long; then the first to say so leaves the record.
 __device__ __forceinline__ bool idle(Block& block, const u64*, u64 expected, u64 seen, u32 flag, u32 index, u64& attempts) {
   if (attempts++ == 0) block.shared.wait_began_ns = now_ns(block);
+  if (attempts > kPollsAtOnce) __nanosleep(attempts > kPollsInShortWait ? kLongPauseNs : kShortPauseNs);
   if (attempts % kPollsPerCheck != 0) return true;
   AbortRecord* record = block.abort_record;
   if (abort_state(record) != 0) return false;

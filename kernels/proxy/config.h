@@ -19,6 +19,10 @@ enum class TransportKind : i32 { shm = 0, tcp = 1 };
   S(u64, epoch_word)            /* address of a u64 that holds the epoch of the launch in progress */  \
   S(u64, abort_record)                                                                                 \
   A(u64, peer_heaps, kMaxNodes) /* shm: the rail peer's heap of each node, as mapped here */           \
+  S(u64, context)               /* CUcontext of the memory below; 0: the kernel uses the heap itself */ \
+  S(u64, gpu_memory)            /* what the kernel uses; payload passes through the heap on its way */ \
+  A(u64, peer_gpu_memory, kMaxNodes) /* shm: that of each rail peer, as mapped here */                 \
+  S(u64, pace_fs_per_byte)      /* femtoseconds that the link to the network takes a byte; 0: at once */ \
   A(i32, fds, kMaxNodes)        /* tcp: connected, authenticated; stay the caller's to close */        \
   S(i32, transport)             /* TransportKind */                                                    \
   S(i32, rings)                                                                                        \

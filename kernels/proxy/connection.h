@@ -1,4 +1,9 @@
 // One TCP connection to a rail peer: frames out of the own heap, frames into the own heap. Never blocks.
+//
+// A Landing has
+//   const Bounds bounds
+//   bool has_room() const   what arrives can be taken
+//   void land(const Put&)   the payload is in the heap: have the kernel see it, then its flag
 #pragma once
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -11,7 +16,7 @@
 
 namespace mk {
 
-class Connection {
+template <class Landing> class Connection {
  public:
   // Few frames fill a socket's buffer, and what waits here is not yet lost if the batch behind it has to wait.
   static constexpr i32 kQueue = 32;
@@ -38,10 +43,10 @@ class Connection {
     return true;
   }
 
-  bool progress(const Bounds& bounds, ErrorText& error) {
+  bool progress(Landing& landing, ErrorText& error) {
     if (!is_open()) return false;
     const bool sent = send(error);
-    const bool received = receive(bounds, error);
+    const bool received = receive(landing, error);
     return sent || received;
   }
 
@@ -101,9 +106,9 @@ class Connection {
     }
   }
 
-  bool receive(const Bounds& bounds, ErrorText& error) {
+  bool receive(Landing& landing, ErrorText& error) {
     bool moved = false;
-    for (i32 i = 0; i < kReads && !left_; ++i) {
+    for (i32 i = 0; i < kReads && !left_ && landing.has_room(); ++i) {
       // One call gets the rest of a payload, in place, and the header behind it.
       iovec parts[2];
       msghdr message{};
@@ -118,7 +123,7 @@ class Connection {
         return moved;
       }
       moved = true;
-      if (!arrived(u64(n), bounds, error)) return moved;
+      if (!arrived(u64(n), landing, error)) return moved;
     }
     return moved;
   }
@@ -130,7 +135,7 @@ class Connection {
     else error.set("peer node %d: no command under way: %s", peer_, reason);
   }
 
-  bool arrived(u64 bytes, const Bounds& bounds, ErrorText& error) {
+  bool arrived(u64 bytes, Landing& landing, ErrorText& error) {
     if (payload_left_ > 0) {
       const u64 part = bytes < payload_left_ ? bytes : payload_left_;
       payload_at_ += part;
@@ -138,14 +143,14 @@ class Connection {
       received_bytes_ += part;
       bytes -= part;
       if (payload_left_ > 0) return true;
-      set_flag(heap_, bounds, incoming_.flag_index, incoming_.flag_value);
+      landing.land(incoming_);
     }
     header_bytes_ += bytes;
     if (header_bytes_ < sizeof header_in_) return true;
     header_bytes_ = 0;
     const FrameHeader& h = header_in_;
     incoming_ = {peer_, 0, h.destination_offset, h.bytes, h.flag_index, h.flag_value};
-    if (const char* reason = frame_refusal(h, peer_, bounds)) {
+    if (const char* reason = frame_refusal(h, peer_, landing.bounds)) {
       error.set(incoming_, "receive", reason);
       return false;
     }
@@ -155,7 +160,7 @@ class Connection {
     }
     payload_at_ = h.destination_offset;
     payload_left_ = h.bytes;
-    if (h.bytes == 0) set_flag(heap_, bounds, h.flag_index, h.flag_value);
+    if (h.bytes == 0) landing.land(incoming_);
     return true;
   }
 

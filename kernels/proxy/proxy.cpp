@@ -59,6 +59,7 @@ template <class Transport> class Threaded final : public Service {
 
  private:
   void serve() {
+    transport_.enter();
     u64 attempts = 0;
     while (!stopping_.load(std::memory_order_acquire)) {
       // Read before the step: only what was asked before this look at the rings is answered by it.
@@ -98,17 +99,23 @@ const char* refusal(const ProxyConfig& c) {
   if (c.flag_words > c.heap_bytes / sizeof(u64) || c.control_offset > c.heap_bytes - c.flag_words * sizeof(u64))
     return "the flags are outside the heap";
   if (c.transport != i32(TransportKind::shm) && c.transport != i32(TransportKind::tcp)) return "no such transport";
+  if (c.context && !c.gpu_memory) return "the GPU memory is missing";
   for (i32 peer = 0; peer < c.nodes; ++peer) {
     if (peer == c.node) continue;
     if (c.transport == i32(TransportKind::shm) && (!c.peer_heaps[peer] || c.peer_heaps[peer] % sizeof(u64)))
       return "a peer's heap is missing";
     if (c.transport == i32(TransportKind::tcp) && c.fds[peer] < 0) return "a peer's connection is missing";
+    if (c.transport == i32(TransportKind::shm) && c.context && !c.peer_gpu_memory[peer])
+      return "a peer's GPU memory is missing";
   }
   return nullptr;
 }
 
 std::unique_ptr<Service> start(const ProxyConfig& config) {
-  if (config.transport == i32(TransportKind::shm)) return std::make_unique<Threaded<ShmTransport>>(config);
+  const bool is_shm = config.transport == i32(TransportKind::shm);
+  if (config.context && is_shm) return std::make_unique<Threaded<StagedShmTransport>>(config);
+  if (config.context) return std::make_unique<Threaded<StagedTcpTransport>>(config);
+  if (is_shm) return std::make_unique<Threaded<ShmTransport>>(config);
   return std::make_unique<Threaded<TcpTransport>>(config);
 }
 
@@ -124,7 +131,7 @@ extern "C" void* mk_proxy_start(const mk::ProxyConfig* config) {
   try {
     return mk::start(*config).release();
   } catch (const std::exception& error) {
-    mk::last_error = std::string("host proxy: cannot start its thread: ") + error.what();
+    mk::last_error = std::string("host proxy: cannot start: ") + error.what();
     return nullptr;
   }
 }

@@ -7,7 +7,8 @@
 //   bool progress()            complete what was posted; write what arrived, then set its flag with release.
 //                              True: something moved.
 //   const char* error() const  null, or one line for good: which peer, which command, why
-// and, for a proxy that is drained or stopped (proxy.cpp),
+// and, for a proxy of its own thread (proxy.cpp),
+//   void enter()               by that thread, before anything else
 //   bool idle() const          nothing taken is still to be carried out at this end
 //   void leave()               tell the peers that this end leaves in good order, without waiting
 //   u64 received_bytes() const
@@ -17,6 +18,7 @@
 #include "../host/abort.h"
 #include "../mk/command_queue.h"
 #include "error_text.h"
+#include "pace.h"
 
 namespace mk {
 
@@ -24,7 +26,8 @@ template <class Transport> class Proxy {
  public:
   static constexpr i32 kBatch = 8;  // puts per peer in one step
 
-  Proxy(const ProxyConfig& config, Transport& transport) : config_(config), bounds_(config), transport_(transport) {}
+  Proxy(const ProxyConfig& config, Transport& transport)
+      : config_(config), bounds_(config), transport_(transport), link_(config.pace_fs_per_byte) {}
 
   // One round of everything; true if anything moved. After a failure it does nothing any more.
   bool step() {
@@ -54,6 +57,7 @@ template <class Transport> class Proxy {
  private:
   struct Batch {
     Put puts[kBatch];
+    u64 leaves_ns[kBatch];  // not posted sooner
     i32 count = 0;
   };
 
@@ -80,6 +84,7 @@ template <class Transport> class Proxy {
     }
     Batch& batch = batches_[put.peer];
     if (batch.count == kBatch) return false;
+    batch.leaves_ns[batch.count] = link_.reserve(link_.now_ns(), put.bytes);
     batch.puts[batch.count++] = put;
     ++waiting_;
     ++stats_.commands;
@@ -115,20 +120,26 @@ template <class Transport> class Proxy {
 
   bool post() {
     bool moved = false;
-    for (i32 peer = 0; waiting_ > 0 && peer < config_.nodes; ++peer) moved |= post_batch(batches_[peer]);
+    const u64 now_ns = link_.now_ns();
+    for (i32 peer = 0; waiting_ > 0 && peer < config_.nodes; ++peer) moved |= post_batch(batches_[peer], now_ns);
     return moved;
   }
 
-  bool post_batch(Batch& batch) {
+  bool post_batch(Batch& batch, u64 now_ns) {
     i32 posted = 0;
-    while (posted < batch.count && transport_.post(batch.puts[posted])) {
+    for (; posted < batch.count && batch.leaves_ns[posted] <= now_ns; ++posted) {
+      if (!transport_.post(batch.puts[posted])) {
+        ++stats_.refused;
+        break;
+      }
       stats_.payload_bytes += batch.puts[posted].bytes;
-      ++posted;
     }
-    if (posted < batch.count) ++stats_.refused;
     stats_.puts += u64(posted);
     waiting_ -= posted;
-    for (i32 i = posted; i < batch.count; ++i) batch.puts[i - posted] = batch.puts[i];
+    for (i32 i = posted; i < batch.count; ++i) {
+      batch.puts[i - posted] = batch.puts[i];
+      batch.leaves_ns[i - posted] = batch.leaves_ns[i];
+    }
     batch.count -= posted;
     return posted > 0;
   }
@@ -147,6 +158,7 @@ template <class Transport> class Proxy {
   const ProxyConfig config_;
   const Bounds bounds_;
   Transport& transport_;
+  PacedLink link_;
   Batch batches_[kMaxNodes];
   i32 waiting_ = 0;  // puts in batches
   i32 next_ring_ = 0;

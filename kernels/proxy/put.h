@@ -25,6 +25,8 @@ struct Bounds {
 
   bool holds(u64 offset, u64 bytes) const { return bytes <= heap_bytes && offset <= heap_bytes - bytes; }
 
+  u64* flag(u8* heap, u64 index) const { return reinterpret_cast<u64*>(heap + control_offset) + index; }
+
   // Null, or why this put must not reach the heap that it is meant for.
   const char* refusal(u64 destination, u64 bytes, u64 flag) const {
     if (flag >= flag_words) return "no such flag";
@@ -40,7 +42,7 @@ struct Bounds {
 inline void release_flag(u64& word, u64 value) { std::atomic_ref<u64>(word).store(value, std::memory_order_release); }
 
 inline void set_flag(u8* heap, const Bounds& bounds, u64 index, u64 value) {
-  release_flag(reinterpret_cast<u64*>(heap + bounds.control_offset)[index], value);
+  release_flag(*bounds.flag(heap, index), value);
 }
 
 inline u8* heap_at(u64 address) { return reinterpret_cast<u8*>(address); }

@@ -32,7 +32,7 @@ _RELEASE_FLAGS = ("-O3",)
 _TSAN_FLAGS = ("-O1", "-g", "-DMK_TSAN=1")
 # Without -fno-builtin gcc inlines copies of a known size, uninstrumented, and their races are missed.
 _TSAN_INSTRUMENTED = ("-fno-builtin", "-fsanitize=thread")
-_LINK_FLAGS = ("-shared", "-pthread", "-Wl,--no-undefined")
+_LINK_FLAGS = ("-shared", "-pthread", "-Wl,--no-undefined", "-ldl")
 _PARALLEL = 2
 
 

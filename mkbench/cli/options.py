@@ -23,6 +23,8 @@ WHERE: tuple[Decorator, ...] = (
     click.option("--ranks-per-node", type=int, metavar="N", help="Ranks that share NVLink."),
     click.option("--ranks-per-gpu", type=int, metavar="N", help="Ranks that share a GPU (virtual cluster)."),
     click.option("--transport", metavar="NAME", help="Between nodes: see `mkbench list transports`."),
+    click.option("--network-memory", metavar="NAME", help="Network buffers of cuda: device or host."),
+    click.option("--pace", metavar="RATES", help="GB/s a GPU, as in nvlink=450,network=50."),
 )
 
 HOW: tuple[Decorator, ...] = (

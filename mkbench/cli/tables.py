@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from mkbench.cli.console import outcome, print_line, print_table, shape_name
+from mkbench.core.pace import Pace
 from mkbench.core.plan import Plan
 from mkbench.core.selection import TIE, best_static
 from mkbench.core.statistics import ratio_ci
@@ -39,6 +40,7 @@ def plan_header(plan: Plan) -> str:
     return (
         f"{', '.join(config.kernels)}: {count} on {cluster.name} ({nodes} x {cluster.ranks_per_node} ranks "
         f"of {cluster.hardware.name}, {cluster.blocks} blocks each), {WHERE[config.platform]}"
+        f"{_paced(Pace.of(config.pace) if config.pace else None)}"
     )
 
 
@@ -75,13 +77,22 @@ def print_results(records: Sequence[Record]) -> None:
     if "static" in {record["policy"] for record in records}:
         print_line(f"best: the fewest communication SMs within {TIE:.0%} of the lowest static latency")
     # Again, since the end of the output is what gets copied: the header is far above.
-    print_line(f"{WHERE[records[0]['platform']]}{_not_verified(records)}")
+    print_line(f"{_measured(records[0])}{_not_verified(records)}")
 
 
 def print_record(record: Record) -> None:
     """Everything about one point, one line a fact."""
     print_table(("what", "value"), list(_facts(record)))
-    print_line(WHERE[record["platform"]])
+    print_line(_measured(record))
+
+
+def _measured(record: Record) -> str:
+    pace = record["pace"]
+    return WHERE[record["platform"]] + _paced(Pace(**pace) if pace else None)
+
+
+def _paced(pace: Pace | None) -> str:
+    return f", {pace.words}" if pace else ""
 
 
 def _not_verified(records: Sequence[Record]) -> str:
@@ -131,6 +142,8 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     yield "partition", start + ", ".join(f"{plural(blocks, 'block')} {role}" for role, blocks in roles)
     commands = plural(record["commands"], "proxy command")
     yield "network", f"{format_bytes(record['network_bytes'])} in {commands}"
+    if record["nodes"] > 1 and record["platform"] == "cuda":
+        yield "network memory", record["network_memory"]
     check = record["check"]
     if check is None:
         yield "check", "not verified"

@@ -11,12 +11,14 @@ from mkbench.core.axes import parse_axis, parse_sizes
 from mkbench.core.errors import UsageError
 from mkbench.core.faults import parse_fault
 from mkbench.core.names import unknown
+from mkbench.core.pace import parse_pace
 from mkbench.core.profile import Strict, read_toml, validated
 from mkbench.core.resources import configs_dir
 
 PLATFORMS = ("auto", "sim", "host", "cuda")
 POLICIES = ("static", "adaptive")
 TRANSPORTS = ("sim", "shm", "tcp")
+NETWORK_MEMORIES = ("device", "host")
 
 MAX_SAMPLES = 1_000_000
 MAX_DEADLINE_S = 1e6
@@ -36,6 +38,10 @@ def _axis(value: object) -> object:
 
 def _sizes(value: object) -> object:
     return parse_sizes(value) if isinstance(value, str) else _distinct(value)
+
+
+def _pace(value: object) -> object:
+    return parse_pace(value) if isinstance(value, str | Mapping) else value
 
 
 def _distinct(value: object) -> object:
@@ -69,6 +75,8 @@ class SweepConfig(Strict):
     ranks_per_node: Positive | None = None
     ranks_per_gpu: Positive | None = None
     transport: Name | None = None
+    network_memory: Name | None = None
+    pace: Annotated[dict[str, float], BeforeValidator(_pace)] | None = None
     samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES, strict=True)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] = 0
     data: Annotated[bool, Field(strict=True)] | None = None
@@ -83,6 +91,7 @@ class SweepConfig(Strict):
         _among("platform", [self.platform], PLATFORMS)
         _among("policy", self.policies, POLICIES)
         _among("transport", [self.transport] if self.transport else [], TRANSPORTS)
+        _among("network memory", [self.network_memory] if self.network_memory else [], NETWORK_MEMORIES)
         _known_faults(self.faults)
         if self.sizes is not None and self.shape is not None:
             raise UsageError("sizes and a shape are both given", hint="give one of them")

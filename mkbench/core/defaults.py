@@ -15,6 +15,9 @@ SAMPLES = {"sim": 1, "host": 10, "cuda": 20}
 """Launches timed a point; the simulator is deterministic."""
 FAMILIES = {"sim": "exact", "host": "exact", "cuda": "normal"}
 """Inputs of the timed launches: a GPU runs faster on sparse ones. Results are checked with exact ones too."""
+CUDA_NETWORK_MEMORY = {"shm": "device", "tcp": "host"}
+"""Where what host proxies move lies on platform `cuda`, by transport: in GPU memory, from and to which copy
+engines bring it, or in host memory that SMs access: the faster, measured in results/h200-virtual/network-memory."""
 
 
 def resolved_cluster(config: SweepConfig) -> ClusterProfile:
@@ -51,7 +54,7 @@ def resolved_cluster(config: SweepConfig) -> ClusterProfile:
 def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
     """Return `config` with every default filled in that does not depend on the single point.
 
-    Raises UsageError for a transport or a data setting that the platform does not have.
+    Raises UsageError for a setting that the platform does not have.
     """
     platform = _platform(config)
     on_host = platform == "host"
@@ -61,6 +64,14 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
         raise UsageError(
             f"platform {platform!r} has no transport {transport!r}", hint=f"choose {' or '.join(allowed)}"
         )
+    network_memory = config.network_memory or default_network_memory(platform, cluster.nodes, transport)
+    if network_memory == "device" and (platform != "cuda" or cluster.nodes == 1):
+        where = "one node" if platform == "cuda" else f"platform {platform!r}"
+        raise UsageError(
+            f"{where} has no network memory 'device'",
+            hint="leave --network-memory out; 'device' is for --platform cuda on several nodes",
+        )
+    _check_pace(config, platform)
     if config.data is False and platform != "sim":
         raise UsageError(f"platform {platform!r} always moves data", hint="data off is for --platform sim")
     if config.family == "normal" and platform == "sim":
@@ -84,10 +95,28 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
             "sizes": None if config.shape is not None else sizes,
             "comm_sms": config.comm_sms or fitting,
             "transport": transport,
+            "network_memory": network_memory,
             "samples": config.samples or SAMPLES[platform],
             "data": platform != "sim" if config.data is None else config.data,
         }
     )
+
+
+def default_network_memory(platform: str, nodes: int, transport: str) -> str:
+    """Return where the network's buffers lie unless the user says."""
+    return CUDA_NETWORK_MEMORY[transport] if platform == "cuda" and nodes > 1 else "host"
+
+
+def _check_pace(config: SweepConfig, platform: str) -> None:
+    if config.pace is None:
+        return
+    if platform == "sim":
+        raise UsageError(
+            "platform 'sim' is not paced: its hardware profile has the rates",
+            hint="leave --pace out, or choose another --cluster",
+        )
+    if platform == "host" and "nvlink" in config.pace:
+        raise UsageError("platform 'host' has no NVLink to pace", hint="give --pace network=... alone")
 
 
 def _platform(config: SweepConfig) -> str:

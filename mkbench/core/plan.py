@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from mkbench.core.cluster import ClusterProfile
 from mkbench.core.config import SweepConfig
-from mkbench.core.defaults import resolved, resolved_cluster
+from mkbench.core.defaults import default_network_memory, resolved, resolved_cluster
 from mkbench.core.errors import UsageError
 from mkbench.core.faults import Fault, parse_fault
 from mkbench.core.limits import check_limits
 from mkbench.core.memory import check_memory
+from mkbench.core.pace import Pace
 from mkbench.core.point import Point
 from mkbench.core.workloads import workload
 from mkbench.core.workloads.base import Shape, Workload
@@ -93,6 +94,8 @@ def _points(
             network_bytes=kernel.network_bytes(shape, cluster.nodes, cluster.ranks_per_node),
             deadline_s=config.deadline_s,
             faults=faults,
+            network_memory=config.network_memory or "host",
+            pace=Pace.of(config.pace) if config.pace else None,
         )
 
 
@@ -113,6 +116,11 @@ def _key(
         parts.append(f"start{config.start_comm_sms}")
     if config.chunk_tiles is not None:
         parts.append(f"chunk{config.chunk_tiles}")
+    transport = config.transport or config.platform
+    if config.network_memory != default_network_memory(config.platform, cluster.nodes, transport):
+        parts.append(f"network-{config.network_memory}")
+    if config.pace:
+        parts.append(f"pace-{Pace.of(config.pace).label}")
     return "/".join(parts + [f"fault-{fault.label}" for fault in faults])
 
 

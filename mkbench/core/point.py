@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mkbench.core.faults import Fault
+from mkbench.core.pace import Pace
 from mkbench.core.workloads.base import Shape
 
 
@@ -13,8 +14,9 @@ class Point:
     """A kernel, a shape, a place to run and a partition.
 
     `blocks` are those of one rank; `comm_sms` is None for a policy that chooses itself, which starts with
-    `start_comm_sms`. `network_bytes` is what the workload's formula expects of one launch. `deadline_s` is
-    the longest that a wait, or a rank without progress, may take.
+    `start_comm_sms`. `network_memory`: "device" if what host proxies move lies in GPU memory, "host" if in
+    host memory. `pace` has the rates of one GPU, as asked. `network_bytes` is what the workload's formula
+    expects of one launch. `deadline_s` is the longest that a wait, or a rank without progress, may take.
     """
 
     key: str
@@ -43,6 +45,13 @@ class Point:
     network_bytes: int
     deadline_s: float
     faults: tuple[Fault, ...] = ()
+    network_memory: str = "host"
+    pace: Pace | None = None
+
+    @property
+    def rank_pace(self) -> Pace:
+        """What one rank is held to: its share of its GPU's rates."""
+        return (self.pace or Pace()).shared_by(self.ranks_per_gpu)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
@@ -52,4 +61,5 @@ class Point:
     def from_json(cls, data: Mapping[str, Any]) -> "Point":
         """Return the point that `to_json` wrote."""
         faults = tuple(Fault(**fault) for fault in data["faults"])
-        return cls(**{**data, "shape": Shape(**data["shape"]), "faults": faults})
+        pace = Pace(**data["pace"]) if data["pace"] else None
+        return cls(**{**data, "shape": Shape(**data["shape"]), "faults": faults, "pace": pace})

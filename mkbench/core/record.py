@@ -40,6 +40,8 @@ def make_record(point: Point, measurement: Measurement, env: Mapping[str, Any]) 
         "blocks": point.blocks,
         "ranks_per_gpu": point.ranks_per_gpu,
         "transport": point.transport,
+        "network_memory": point.network_memory,
+        "pace": point.pace.to_json() if point.pace else None,
         "policy": point.policy,
         "comm_sms": point.comm_sms,
         "start_comm_sms": point.start_comm_sms,

@@ -9,6 +9,8 @@ DEADLINE = 1
 ELSEWHERE = 2
 #: AbortRecord.flag of a wait for a free slot in a command ring.
 QUEUE_FULL = 0xFFFF
+#: AbortRecord.flag of a wait for a link that is paced; expected and seen are times in ns.
+PACED = 0xFFFE
 
 AbortFields = Mapping[str, int]
 
@@ -32,6 +34,9 @@ def describe(rank: int, record: AbortFields, roles: Sequence[str], flags: Sequen
     if record["flag"] == QUEUE_FULL:
         what = f"a free slot in command ring {record['index']}"
         return f"{who} waits for {what}: expected {record['expected']} commands taken, seen {record['seen']}"
+    if record["flag"] == PACED:
+        left_ms = (record["expected"] - record["seen"]) / 1e6
+        return f"{who} waits for its paced NVLink port, which is taken for another {left_ms:.3g} ms"
     flag = f"flag {_name(flags, record['flag'])}[{record['index']}]"
     return f"{who} waits for {flag}: expected {_epoch(record['expected'])}, seen {_epoch(record['seen'])}"
 

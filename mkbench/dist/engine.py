@@ -1,19 +1,36 @@
-"""What runs a rank's kernel: threads of this process, or a GPU. The rest of a rank's work is the same for both."""
+"""What runs a rank's kernel: threads of this process, or a GPU. The rest of a rank is the same for both."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mkbench.core.point import Point
+from mkbench.core.workloads.base import Matrix, Precision, sum_products
 from mkbench.dist.host_memory import HostMemory
 from mkbench.dist.library import KernelLibrary, Launch, Record
 from mkbench.dist.place import Place
 from mkbench.dist.symmetric import SymmetricHeap
 
 Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNetwork:
+    """The payload of the network region in GPU memory, for proxies that use the GPU's copy engines.
+
+    `context` is the CUcontext that owns it, `address` the own one's, `peers` that of each rail peer (by world
+    rank), as mapped here; empty where another transport than shm leads to them.
+    """
+
+    context: int
+    address: int
+    peers: Mapping[int, int]
 
 
 class Engine(Protocol):
@@ -25,6 +42,8 @@ class Engine(Protocol):
     library: KernelLibrary
     node_heaps: list[int]
     """Address of the heap of each rank of the node, as this rank's kernel sees it."""
+    gpu_network: GpuNetwork | None
+    """Where the payload of the network region lies, unless it is in HostMemory."""
 
     def mapped(self, address: int) -> int:
         """Return where the kernel sees an address of the own HostMemory."""
@@ -32,6 +51,10 @@ class Engine(Protocol):
 
     def write(self, offset: int, data: Bytes) -> None:
         """Copy `data` into the own heap."""
+        ...
+
+    def fill(self, offset: int, size: int, byte: int) -> None:
+        """Set `size` bytes of the own heap to `byte`."""
         ...
 
     def read(self, offset: int, size: int) -> Bytes:
@@ -46,8 +69,22 @@ class Engine(Protocol):
         """Launch and wait for the end."""
         ...
 
-    def multiply(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-        """Return a @ b in the precision of its arguments, for the reference."""
+    def sum_products(self, pairs: Iterable[tuple[Matrix, Matrix]], precision: Precision) -> Matrix:
+        """Return the sum of a @ b over pairs (a, b), computed in `precision`, for the reference."""
+        ...
+
+    def keep(self, values: Matrix) -> Matrix:
+        """Return a copy of `values` in the engine's memory, or themselves if that is this process's or full.
+
+        It is freed with the last reference to it.
+        """
+        ...
+
+    def view(self, offset: int, size: int, beside: Matrix) -> AbstractContextManager[Bytes]:
+        """Enter a part of the own heap as an array, in the memory where `beside` is, which `keep` returned.
+
+        What was computed from it in that memory is given back on leaving.
+        """
         ...
 
     def details(self) -> dict[str, Any]:
@@ -74,6 +111,7 @@ class ThreadEngine:
         self, place: Place, point: Point, library: KernelLibrary, heap_bytes: int, host: HostMemory
     ) -> None:
         self.library = library
+        self.gpu_network: GpuNetwork | None = None
         self._heap = SymmetricHeap(place.machine, place.machine_ranks, heap_bytes)
         self.node_heaps = self._heap.addresses(place.node_ranks)
         self._launch = 0
@@ -85,6 +123,10 @@ class ThreadEngine:
     def write(self, offset: int, data: Bytes) -> None:
         """Copy `data` into the own heap."""
         self._heap.bytes[offset : offset + len(data)] = data
+
+    def fill(self, offset: int, size: int, byte: int) -> None:
+        """Set `size` bytes of the own heap to `byte`."""
+        self._heap.bytes[offset : offset + size] = byte
 
     def read(self, offset: int, size: int) -> Bytes:
         """Return a copy of a part of the own heap."""
@@ -98,10 +140,18 @@ class ThreadEngine:
         """Open the gate and wait until every thread has left."""
         return self.library.run(self._launch)
 
-    def multiply(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-        """Return a @ b by NumPy."""
-        product: NDArray[Any] = a @ b
-        return product
+    def sum_products(self, pairs: Iterable[tuple[Matrix, Matrix]], precision: Precision) -> Matrix:
+        """Return the sum of a @ b by NumPy."""
+        return sum_products(pairs, precision)
+
+    def keep(self, values: Matrix) -> Matrix:
+        """Return `values` themselves."""
+        return values
+
+    @contextmanager
+    def view(self, offset: int, size: int, beside: Matrix) -> Iterator[Bytes]:
+        """Enter a part of the own heap, in place."""
+        yield self._heap.bytes[offset : offset + size]
 
     def details(self) -> dict[str, Any]:
         """Return nothing: processor clocks are not read."""

@@ -14,21 +14,25 @@ from numpy.typing import NDArray
 from mkbench.core.bf16 import to_bf16
 from mkbench.core.errors import UsageError
 from mkbench.core.measurement import Check
+from mkbench.core.pace import fs_per_byte
 from mkbench.core.point import Point
 from mkbench.core.workloads import workload
-from mkbench.core.workloads.base import Family, Matrix, Shape
+from mkbench.core.workloads.base import Family, Shape
 from mkbench.dist import abort, verify
-from mkbench.dist.engine import EngineMaker
+from mkbench.dist.engine import Bytes, EngineMaker
 from mkbench.dist.errors import OutOfDeviceMemory
 from mkbench.dist.heartbeat import HeartbeatFile
 from mkbench.dist.host_memory import HostMemory
 from mkbench.dist.library import KernelLibrary, Launch
 from mkbench.dist.place import Place
 from mkbench.dist.proxy import Proxy, Traffic
+from mkbench.dist.references import References
 from mkbench.platforms.launch_parameters import launch_parameters
 
 #: At least so long may a phase take that loads, connects or computes outside of the kernel.
 _SETUP_S = 30.0
+#: Elements of inputs that any machine makes in a second.
+_INPUTS_PER_S = 1e7
 #: The kernel's own deadline comes first, since its report says more than a heartbeat that stands still; and
 #: once one rank has given up, the others follow within this time.
 _GRACE_S = 5.0
@@ -72,6 +76,7 @@ class PointRun:
     ) -> None:
         self._place, self.point, self._beats, self.library = place, point, beats, library
         self._enter("connect", self._setup_s)
+        _references.evict_others(point)
         self._params, self._layout = launch_parameters(library.handle, library.layout, point, place.rank)
         self._host = HostMemory(place, self._layout, library.layout)
         try:
@@ -81,7 +86,8 @@ class PointRun:
             raise
         params, mapped = self._params, self._engine.mapped
         params["heap"][: len(place.node_ranks)] = self._engine.node_heaps
-        params["network"] = mapped(self._host.network(place.rank))
+        gpu = self._engine.gpu_network
+        params["network"] = gpu.address if gpu is not None else mapped(self._host.network(place.rank))
         params["abort_record"] = mapped(self._host.abort_record)
         params["ring_slots"] = mapped(self._host.ring_slots)
         params["ring_tails"] = mapped(self._host.ring_tails)
@@ -91,20 +97,17 @@ class PointRun:
 
     def fill(self, seed: int, family: Family) -> None:
         """Write this rank's inputs of a seed and family, which the next check goes by."""
-        self._enter("inputs", self._setup_s)
+        self._enter("inputs", self._making_s(1))
         self._seed, self._family, point = seed, family, self.point
-        inputs = _inputs(point.kernel, point.shape, self._place.rank, point.ranks, seed, family)
-        for name, values, stride in zip("ab", inputs, ("lda", "ldb"), strict=True):
-            padded = np.zeros((values.shape[0], int(self._params[stride])), dtype=np.uint16)
-            padded[:, : values.shape[1]] = values
-            self._engine.write(self._layout.offsets[name], padded.reshape(-1).view(np.uint8))
+        pitches = int(self._params["lda"]), int(self._params["ldb"])
+        inputs = _inputs(point.kernel, point.shape, self._place.rank, point.ranks, seed, family, pitches)
+        for name, values in zip("ab", inputs, strict=True):
+            self._engine.write(self._layout.offsets[name], values)
 
     def poison(self) -> None:
         """Make every element of the output wrong, so that one which the next launch leaves out is found."""
-        poisoned = np.full(self._out_bytes, 0xFF, dtype=np.uint8)
-        self._engine.write(self._layout.offsets["out"], poisoned)
-        first, size = self._history
-        self._engine.write(first, np.zeros(size, dtype=np.uint8))
+        self._engine.fill(self._layout.offsets["out"], self._out_bytes, verify.POISON_BYTE)
+        self._engine.fill(*self._history, 0)
 
     def launch(self, index: int) -> Round:
         """Run the kernel once on all ranks with an epoch of its own. `index` only names the phase."""
@@ -125,27 +128,15 @@ class PointRun:
 
     def verify(self) -> Check:
         """Compare every element of every rank's output with the reference."""
-        self._enter("verify", self._setup_s)
-        point, kernel = self.point, workload(self.point.kernel)
-        reference = np.empty((point.shape.m, point.shape.n), dtype=np.float32)
-        if self._place.rank == 0:
-            reference[:] = self._reference()
-        self._place.world.Bcast(reference)
-        out = self._engine.read(self._layout.offsets["out"], self._out_bytes).view(np.uint16)
-        found = out.reshape(point.shape.m, -1)[:, : point.shape.n]
-        tolerance = None if self._family == "exact" else kernel.tolerance(point.shape, point.ranks)
-        comparison = verify.compare(self._place.rank, found, reference, tolerance)
+        point, shape = self.point, self.point.shape
+        # The reference may have to be made, for which rank 0 makes the inputs of all ranks.
+        self._enter("verify", self._making_s(point.ranks))
+        reference = _references.get(self._place.world, self._engine, point, self._seed, self._family)
+        tolerance = None if self._family == "exact" else workload(point.kernel).tolerance(shape, point.ranks)
+        with self._engine.view(self._layout.offsets["out"], self._out_bytes, reference) as out:
+            found = out.view(np.uint16).reshape(shape.m, -1)[:, : shape.n]
+            comparison = verify.compare(self._place.rank, found, reference, tolerance)
         return verify.merge(self._place.world.allgather(comparison))
-
-    def _reference(self) -> Matrix:
-        """Return what every rank must end up with; the points of a sweep share it."""
-        point = self.point
-        key = (point.kernel, point.shape, point.ranks, self._seed, self._family)
-        if key not in _references:
-            if len(_references) == _KEPT:
-                _references.pop(next(iter(_references)))
-            _references[key] = workload(point.kernel).reference(*key[1:], self._engine.multiply)
-        return _references[key]
 
     def history(self) -> NDArray[Any]:
         """The rows that this rank's controller wrote in the last launch, in order."""
@@ -176,6 +167,11 @@ class PointRun:
     def _setup_s(self) -> float:
         return max(self.point.deadline_s, _SETUP_S)
 
+    def _making_s(self, ranks: int) -> float:
+        """How long it may take to make the inputs of `ranks` ranks."""
+        shape = self.point.shape
+        return max(self._setup_s, ranks * shape.k * (shape.m + shape.n) / _INPUTS_PER_S)
+
     @property
     def _out_bytes(self) -> int:
         return 2 * self.point.shape.m * int(self._params["ldb"])
@@ -195,7 +191,9 @@ class PointRun:
             self._place,
             self._host,
             self._params,
+            self._engine.gpu_network,
             transport=self.point.transport,
+            pace_fs_per_byte=fs_per_byte(self.point.rank_pace.network_gbps),
             connect_timeout_s=_SETUP_S,
         )
 
@@ -207,15 +205,28 @@ class PointRun:
         self._beats.enter(phase, deadline_s=deadline_s, point=self.point.key)
 
 
-# The points of a sweep share shapes and seeds, and large matrices take seconds to make: one of each family is kept.
-_KEPT = 2
-_references: dict[tuple[str, Shape, int, int, Family], Matrix] = {}
+# The points of a sweep share shapes and seeds, and large matrices take seconds to make.
+_references = References()
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=2)
 def _inputs(
-    kernel: str, shape: Shape, rank: int, ranks: int, seed: int, family: Family
-) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return the inputs of a rank as bf16 bits."""
-    a, b = workload(kernel).inputs(shape, rank, ranks, seed, family)
-    return to_bf16(a), to_bf16(b)
+    kernel: str,
+    shape: Shape,
+    rank: int,
+    ranks: int,
+    seed: int,
+    family: Family,
+    pitches: tuple[int, int],
+) -> tuple[Bytes, Bytes]:
+    """Return the inputs of a rank as bytes of bf16, in rows of `pitches` elements, zeros at their ends."""
+    inputs = workload(kernel).inputs(shape, rank, ranks, seed, family)
+    a, b = (_padded(to_bf16(values), pitch) for values, pitch in zip(inputs, pitches, strict=True))
+    return a, b
+
+
+def _padded(values: NDArray[np.uint16], pitch: int) -> Bytes:
+    columns = values.shape[1]
+    if columns < pitch:
+        values = np.pad(values, ((0, 0), (0, pitch - columns)))
+    return values.reshape(-1).view(np.uint8)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from socket import socket
 
 from mkbench.core.errors import EnvironmentProblem, HangError
+from mkbench.dist.engine import GpuNetwork
 from mkbench.dist.host_memory import HostMemory
 from mkbench.dist.library import KernelLibrary, Record, address_of
 from mkbench.dist.place import Place
@@ -38,8 +39,10 @@ class Proxy:
         place: Place,
         host: HostMemory,
         params: Record,
+        gpu: GpuNetwork | None,
         *,
         transport: str,
+        pace_fs_per_byte: int,
         connect_timeout_s: float,
     ) -> None:
         self._drain = library.function("mk_proxy_drain", ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)
@@ -58,6 +61,7 @@ class Proxy:
             ring_tails=host.ring_tails,
             epoch_word=address_of(params, "epoch"),
             abort_record=host.abort_record,
+            pace_fs_per_byte=pace_fs_per_byte,
             transport=library.layout.names["transports"].index(transport),
             rings=int(params["rings"]),
             ring_depth=int(params["ring_depth"]),
@@ -77,6 +81,10 @@ class Proxy:
         else:
             for peer in place.rail_peers:
                 config["peer_heaps"][place.topology.node_of(peer)] = host.network(peer)
+        if gpu is not None:
+            config["context"], config["gpu_memory"] = gpu.context, gpu.address
+            for peer, address in gpu.peers.items():
+                config["peer_gpu_memory"][place.topology.node_of(peer)] = address
         start = library.function("mk_proxy_start", ctypes.c_void_p, ctypes.c_void_p)
         self._proxy = start(config.ctypes.data)
         if not self._proxy:

@@ -68,8 +68,8 @@ def _line(group: pd.DataFrame) -> dict[str, str]:
 
 
 def note_height(df: pd.DataFrame) -> float:
-    """Inches below the key for the note that results were not verified."""
-    return 0.0 if df.loc[df["status"] == "ok", "verified"].all() else 0.22
+    """Inches below the key for the footnote."""
+    return 0.22 if style.footnote(df) else 0.0
 
 
 def draw_key(fig: Figure, df: pd.DataFrame, *, margin: float, bottom: float) -> None:
@@ -89,5 +89,4 @@ def draw_key(fig: Figure, df: pd.DataFrame, *, margin: float, bottom: float) -> 
         bbox_to_anchor=(margin / width, (bottom + note_height(df)) / height), borderaxespad=0, borderpad=0,
         handletextpad=0.5, columnspacing=1.4,
     )  # fmt: skip
-    if note_height(df):
-        style.unverified_note(fig, margin=margin, bottom=bottom)
+    style.draw_footnote(fig, style.footnote(df), margin=margin, bottom=bottom)

@@ -100,12 +100,12 @@ def _with_record(samples: pd.DataFrame, record: Mapping[str, Any], best: int | N
 def draw(fig: Figure, df: pd.DataFrame) -> None:
     """Draw what `prepare` returned: a column a panel, the target above, progress below."""
     panels = [panel for _, panel in df.groupby("panel", sort=True)]
-    note = 0.0 if df.loc[df["status"] == "ok", "verified"].all() else 0.2
+    words = style.footnote(df)
+    note = 0.2 if words else 0.0
     height = HEADER + fig7_panel.HEIGHT + FOOTER + note
     fig.set_size_inches(2 * MARGIN + PANEL_WIDTH * len(panels), height)
     style.header(fig, TITLE, rows_of(df)[0], margin=MARGIN + 0.1)
     for i, panel in enumerate(panels):
         fig7_panel.draw_panel(fig, panel, x=MARGIN + i * PANEL_WIDTH, y=HEADER, width=PANEL_WIDTH)
     fig7_panel.sides_note(fig, margin=MARGIN + 0.1, bottom=0.12 + note)
-    if note:
-        style.unverified_note(fig, margin=MARGIN + 0.1, bottom=0.1)
+    style.draw_footnote(fig, words, margin=MARGIN + 0.1, bottom=0.1)

@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 
 from mkbench.core.errors import UsageError
+from mkbench.core.pace import Pace
 from mkbench.core.store import RunDirectory
 
 #: Two records with the same values here were taken on the same machine and may share a picture.
-MACHINE = ("cluster", "nodes", "ranks_per_node", "platform", "transport")
+MACHINE = ("cluster", "nodes", "ranks_per_node", "platform", "transport", "network_memory", "pace")
 
 #: Copied from a record as they are; absent ones become null.
 PLAIN = (
@@ -45,7 +46,7 @@ def to_frame(records: Iterable[Mapping[str, Any]], *, source: str = "records.jso
 
     Latencies are in microseconds: ``latency_us`` is the median, ``ci_low_us`` and ``ci_high_us`` bound its
     confidence interval, ``n`` is the number of samples; all null unless the status is ok. ``reason`` says why
-    a point failed. ``shape`` and ``controller`` hold the record's objects.
+    a point failed. ``shape`` and ``controller`` hold the record's objects; ``pace`` is text, as in --pace.
     """
     rows = [_row(record, source) for record in records]
     df = pd.DataFrame(rows, columns=list(_row({}, source)))
@@ -58,6 +59,9 @@ def _row(record: Mapping[str, Any], source: str) -> dict[str, Any]:
     latency = (record.get("latency_us") or {}) if ok else {}
     return {
         **{name: record.get(name) for name in PLAIN},
+        # Records from before these fields were taken without either.
+        "network_memory": record.get("network_memory", "host"),
+        "pace": Pace(**record["pace"]).label if record.get("pace") else None,
         "shape": record.get("shape"),
         "simulated": bool(record.get("simulated")),
         "latency_us": latency.get("median"),
@@ -103,6 +107,12 @@ def by_machine(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     parts = []
     for _, rows in df.groupby(differing, sort=True, dropna=False):
         first = rows.iloc[0]
-        words = [f"{name}{first[name]}" if name in WHOLE_NUMBERS else str(first[name]) for name in differing]
-        parts.append(("-" + "-".join(words), rows))
+        parts.append(("-" + "-".join(_word(name, first[name]) for name in differing), rows))
     return parts
+
+
+def _word(name: str, value: Any) -> str:
+    """`value` as a part of a file name."""
+    if name == "pace":
+        return "unpaced" if pd.isna(value) else "paced-" + value.replace("=", "").replace(",", "-")
+    return f"{name}{value}" if name in (*WHOLE_NUMBERS, "network_memory") else str(value)

@@ -14,6 +14,7 @@ import matplotlib.style
 import pandas as pd
 from matplotlib.figure import Figure
 
+from mkbench.core.pace import Pace, parse_pace
 from mkbench.core.units import format_size
 
 OURS = "#E8780A"  # the adaptive controller, in every figure
@@ -148,8 +149,18 @@ def header(fig: Figure, title: str, row: Mapping[str, Any], *, margin: float) ->
         )  # fmt: skip
 
 
-def unverified_note(fig: Figure, *, margin: float, bottom: float) -> None:
-    """Say in the bottom left corner that results were not checked; distances in inches."""
+def footnote(df: pd.DataFrame) -> str:
+    """What a reader must know of the results in a tidy table and would not expect; may be empty."""
+    first = df.iloc[0]
+    words = [] if df.loc[df["status"] == "ok", "verified"].all() else ["results not verified (data off)"]
+    if not pd.isna(first["pace"]):
+        words.append(Pace.of(parse_pace(first["pace"])).words)
+    if first["network_memory"] == "device":
+        words.append("network buffers in GPU memory")
+    return "; ".join(words)
+
+
+def draw_footnote(fig: Figure, words: str, *, margin: float, bottom: float) -> None:
+    """Write `words` in the bottom left corner; distances in inches."""
     width, height = fig.get_size_inches()
-    words = "results not verified (data off)"
     fig.text(margin / width, bottom / height, words, va="bottom", fontsize=SMALL, color=MUTED)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,17 +13,18 @@ from typing import Any
 import cupy
 import numpy as np
 from cupy.cuda import driver, runtime
-from numpy.typing import NDArray
 
 from mkbench.build.nvrtc import compile_cubin, cubin_file
 from mkbench.core.errors import EnvironmentProblem
 from mkbench.core.point import Point
-from mkbench.dist.engine import Bytes
+from mkbench.core.workloads.base import Matrix, Precision
+from mkbench.dist.engine import Bytes, GpuNetwork
 from mkbench.dist.errors import OutOfDeviceMemory
 from mkbench.dist.host_memory import HostMemory
 from mkbench.dist.library import KernelLibrary, Launch, Record
 from mkbench.dist.place import Place
-from mkbench.dist.symmetric import SymmetricHeap
+from mkbench.dist.symmetric import ALIGNMENT, SymmetricHeap, round_up
+from mkbench.dist.verify import bands
 from mkbench.platforms.gpu_state import GpuState
 from mkbench.platforms.green_context import GreenContext, require_mps
 from mkbench.platforms.residency import KERNEL as AUDIT
@@ -34,6 +37,8 @@ _SHARED_BYTES = "mk_dynamic_shared_bytes"
 _PORTABLE_AND_MAPPED = 3
 _BARRIER_DEADLINE_NS = 2_000_000_000
 _WORD = 8
+_PRODUCT_BAND = 1 << 26
+"""Elements of a product that are computed at once."""
 
 
 class CudaEngine:
@@ -54,8 +59,17 @@ class CudaEngine:
         self._kernel, grid = _load(point.kernel, point.blocks)
         _require_residency(place, grid, gpu.stream)
         self._shared_bytes = grid.shared_bytes
-        self._heap = _allocate(place, heap_bytes)
-        self._opened, self.node_heaps = _map_node(place, self._heap)
+        network = round_up(heap_bytes, ALIGNMENT)
+        in_gpu = point.network_memory == "device"
+        self._heap = _allocate(place, network + host.network_bytes if in_gpu else heap_bytes)
+        rails = place.rail_peers if in_gpu and point.transport == "shm" else ()
+        heaps = _map_heaps(place, self._heap, {*place.node_ranks, *rails})
+        self._opened = [address for rank, address in heaps.items() if rank != place.rank]
+        self.node_heaps = [heaps[rank] for rank in place.node_ranks]
+        self.gpu_network: GpuNetwork | None = None
+        if in_gpu:
+            peers = {rank: heaps[rank] + network for rank in rails}
+            self.gpu_network = GpuNetwork(driver.ctxGetCurrent(), self._heap + network, peers)
         self._host, self._host_base = host, host.base(place.rank)
         self._host_mapped = _register(self._host_base, host.size)
         self._barrier = _RankBarrier(place)
@@ -69,6 +83,10 @@ class CudaEngine:
     def write(self, offset: int, data: Bytes) -> None:
         """Copy `data` to the own heap."""
         runtime.memcpy(self._heap + offset, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
+
+    def fill(self, offset: int, size: int, byte: int) -> None:
+        """Set `size` bytes of the own heap to `byte`."""
+        runtime.memset(self._heap + offset, byte, size)
 
     def read(self, offset: int, size: int) -> Bytes:
         """Return a copy of a part of the own heap."""
@@ -101,11 +119,33 @@ class CudaEngine:
         record = self.library.record_at("AbortRecord", self._host.abort_record)
         return {name: int(record[name]) for name in record.dtype.names or ()} if record["set"] else None
 
-    def multiply(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-        """Return a @ b by cuBLAS, in full float32 or float64: an arithmetic other than the kernel's."""
-        product: NDArray[Any] = cupy.asnumpy(cupy.matmul(cupy.asarray(a), cupy.asarray(b)))
-        cupy.get_default_memory_pool().free_all_blocks()
-        return product
+    def sum_products(self, pairs: Iterable[tuple[Matrix, Matrix]], precision: Precision) -> Matrix:
+        """Return the sum of a @ b by cuBLAS: an arithmetic other than the kernel's."""
+        with _scratch_memory():
+            return _sum_products(pairs, precision)
+
+    def keep(self, values: Matrix) -> Matrix:
+        """Return a copy of `values` in GPU memory, or themselves if those of all ranks do not fit well."""
+        free, _ = runtime.memGetInfo()
+        # The next sum of products has to fit beside them.
+        if values.nbytes * self._point.ranks_per_gpu > free // 4:
+            return values
+        # Not from CuPy's pool, which would not give it back for the next heap.
+        memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(values.nbytes), 0)
+        copy = cupy.ndarray(values.shape, values.dtype, memory)
+        copy.set(values)
+        kept: Matrix = copy
+        return kept
+
+    @contextmanager
+    def view(self, offset: int, size: int, beside: Matrix) -> Iterator[Bytes]:
+        """Enter a part of the own heap in place, or a copy of it in this process's memory."""
+        if isinstance(beside, np.ndarray):
+            yield self.read(offset, size)
+            return
+        memory = cupy.cuda.UnownedMemory(self._heap + offset, size, self)
+        with _scratch_memory():
+            yield cupy.ndarray((size,), np.uint8, cupy.cuda.MemoryPointer(memory, 0))
 
     def details(self) -> dict[str, Any]:
         """Return clocks, power and reasons for throttling during the launches, if NVML tells."""
@@ -121,6 +161,31 @@ class CudaEngine:
         runtime.free(self._heap)
         runtime.hostUnregister(self._host_base)
         self._barrier.free()
+
+
+@contextmanager
+def _scratch_memory() -> Iterator[None]:
+    """Give back to the driver what CuPy allocates meanwhile, or heaps could not have it."""
+    try:
+        yield
+    finally:
+        cupy.get_default_memory_pool().free_all_blocks()
+        # Copies to the GPU pass through it.
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def _sum_products(pairs: Iterable[tuple[Matrix, Matrix]], precision: Precision) -> Matrix:
+    total: Any = None
+    for a, b in pairs:
+        left, right = (cupy.asarray(matrix).astype(precision, copy=False) for matrix in (a, b))
+        if total is None:
+            total = cupy.zeros((len(a), b.shape[1]), precision)
+        # By bands: the product needs no second matrix of the result's size.
+        for band in bands(len(a), b.shape[1], _PRODUCT_BAND):
+            part = total[band]
+            part += left[band] @ right
+    result: Matrix = cupy.asnumpy(total.astype(np.float32, copy=False))
+    return result
 
 
 class _RankBarrier:
@@ -166,7 +231,14 @@ def _select_gpu(machine_rank: int, ranks_per_gpu: int) -> _Gpu:
     """Take this rank's share of the machine's GPUs, once for the life of the process."""
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     device, group = divmod(machine_rank, ranks_per_gpu)
-    cupy.cuda.Device(device).use()
+    try:
+        cupy.cuda.Device(device).use()
+        runtime.free(0)  # makes the context
+    except runtime.CUDARuntimeError as error:
+        raise EnvironmentProblem(
+            f"GPU {device} cannot be used: {error}",
+            "look with `nvidia-smi` whether it is there, and in compute mode Default",
+        ) from error
     if ranks_per_gpu == 1:
         return _Gpu(device, cupy.cuda.Stream(non_blocking=True))
     require_mps(device)
@@ -233,14 +305,13 @@ def _allocate(place: Place, size: int) -> int:
     return int(pointer)
 
 
-def _map_node(place: Place, heap: int) -> tuple[list[int], list[int]]:
-    """Return the peers' heaps that were opened here, and the address of each rank's heap of the node."""
-    handles = place.node.allgather(runtime.ipcGetMemHandle(heap))
-    addresses = [
-        heap if index == place.local_rank else runtime.ipcOpenMemHandle(handle)
-        for index, handle in enumerate(handles)
-    ]
-    return [address for address in addresses if address != heap], addresses
+def _map_heaps(place: Place, heap: int, wanted: Collection[int]) -> dict[int, int]:
+    """Return the address of each wanted rank's heap as mapped here, by world rank. Collective."""
+    handles = place.world.allgather(runtime.ipcGetMemHandle(heap))
+    return {
+        rank: heap if rank == place.rank else int(runtime.ipcOpenMemHandle(handles[rank]))
+        for rank in sorted(wanted)
+    }
 
 
 def _register(address: int, size: int) -> int:

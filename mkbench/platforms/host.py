@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from mkbench.build.cpu import find_compiler
 from mkbench.core.errors import EnvironmentProblem, MkbenchError, UsageError
 from mkbench.core.measurement import Measurement
-from mkbench.core.memory import heap_bytes
+from mkbench.core.memory import shared_bytes
 from mkbench.core.plan import Plan, Point
 from mkbench.core.units import format_bytes
 from mkbench.dist.foreign import ForeignRank
@@ -157,7 +157,7 @@ def _check_shared_memory(points: Sequence[Point]) -> None:
     except OSError:
         return
     for point in points:
-        need = point.ranks * heap_bytes(point, data=True)
+        need = point.ranks * shared_bytes(point)
         if need > free:
             raise EnvironmentProblem(
                 f"{point.kernel} {point.shape.label} needs {format_bytes(need)} of shared memory for "

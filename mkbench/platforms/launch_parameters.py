@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from mkbench.build.layout import Layout
+from mkbench.core.pace import fs_per_byte
 from mkbench.core.plan import Point
 from mkbench.core.workloads import workload
 
 HISTORY_ROWS = 16384
 RINGS = 4
-RING_DEPTH = 64
+RING_DEPTH = 2048
+"""Room for all commands of a large launch: blocks that wait for a slot poll the host, which holds up its proxies."""
 
 _ALIGN = 128
 _POLICIES = {"static": 0, "adaptive": 1}
@@ -54,6 +56,7 @@ def launch_parameters(
         "Params",
         epoch=1,
         deadline_ns=int(point.deadline_s * 1e9),
+        pace_fs_per_byte=fs_per_byte(point.rank_pace.nvlink_gbps),
         rank=rank,
         ranks=point.ranks,
         local_rank=rank % local_ranks,

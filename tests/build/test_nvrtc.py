@@ -105,6 +105,7 @@ LIBRARY: dict[str, tuple[str, set[Access]]] = {
     "counts": ("*next(p) = completes<Scope::system>(block, word(p), 1, 2);", {LOOK, COUNT}),
     "counts_gpu": ("*next(p) = completes<Scope::gpu>(block, word(p), 1, 2);", {LOOK_GPU, COUNT_GPU}),
     "claims": ("*next(p) = claim(block, word(p), 1);", {LOOK_GPU, TICKET}),
+    "paces": ("*next(p) = pace(block, word(p), p.pace_fs_per_byte, 1, 2);", {LOOK_GPU, TICKET}),
     "pushes": (
         "CommandQueue{word(p), next(p), next(p), next(p), 1, 2}.push(block, {});",
         {ACQUIRE, TICKET, SECOND_WORD, RELEASE},

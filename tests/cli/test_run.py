@@ -14,6 +14,16 @@ def test_checks_every_element_and_keeps_nothing(fake, mkbench):
     assert not list(Path().iterdir())
 
 
+def test_the_facts_hold_pace_and_network_memory(fake, mkbench):
+    where = ("--platform", "cuda", "--cluster", "1x4-h200-virtual", "--nodes", "2", "--ranks-per-node", "2")
+    asked = ("--pace", "network=50", "--network-memory", "host")
+    result = mkbench("run", "gemm_ar", *where, *asked, "--comm-sms", "8")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert ["network", "memory", "host"] in [line.split() for line in lines]
+    assert lines[-1] == "measured, paced to 50 GB/s of network a GPU"
+
+
 def test_out_keeps_the_record(fake, mkbench):
     mkbench(*RUN, "--comm-sms", "8", "--out", "out")
     record = json.loads((Path("out") / "records.jsonl").read_text())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mkbench.core.defaults import CUDA_NETWORK_MEMORY
 from mkbench.core.measurement import Measurement
 
 SWEEP = ("sweep", "gemm_ar", "--platform", "sim", "--sizes", "2048,4096", "--comm-sms", "4,8,16")
@@ -110,6 +111,23 @@ def test_the_table_says_simulated_and_not_verified_below_it(fake, mkbench):
     (below,) = (line for line in lines[1:] if line.startswith("simulated"))
     assert "best: the fewest communication SMs within 3% of the lowest static latency" in lines
     assert below.endswith("results of 8 points not verified (data off)")
+
+
+def test_a_pace_is_said_above_and_below_and_recorded(fake, mkbench):
+    where = ("--platform", "cuda", "--cluster", "1x4-h200-virtual", "--nodes", "2", "--ranks-per-node", "2")
+    words = "measured, paced to 450 GB/s of NVLink and 50 GB/s of network a GPU"
+    pace = ("--pace", "nvlink=450,network=50")
+    lines = mkbench(*SWEEP, *where, *pace, "--out", "out").stdout.splitlines()
+    assert lines[0].endswith(words)
+    assert words in lines[1:]
+    for record in records(Path("out")):
+        assert record["pace"] == {"nvlink_gbps": 450.0, "network_gbps": 50.0}
+        assert record["network_memory"] == CUDA_NETWORK_MEMORY
+    assert "out/figures/fig3.png" in "".join(lines)
+    assert "pace" not in mkbench(*SWEEP, *where, "--dry-run").stdout
+    refused = mkbench(*SWEEP, *where, "--out", "out", "--resume")
+    assert (refused.exit_code, "pace is" in refused.stderr) == (2, True)
+    assert mkbench(*SWEEP, *where, *pace, "--out", "out", "--resume").exit_code == 0
 
 
 def test_a_ratio_of_noisy_latencies_has_its_interval(fake, mkbench):

@@ -30,6 +30,14 @@ def test_a_size_on_the_command_line_replaces_a_shape_in_the_file(tmp_path: Path)
     assert (config.sizes, config.shape) == ((2048,), None)
 
 
+def test_a_pace_is_text_or_a_table(tmp_path: Path) -> None:
+    rates = {"nvlink": 450.0, "network": 50.0}
+    for text in ('pace = "nvlink=450,network=50"', "pace = {nvlink = 450, network = 50}"):
+        assert load_config(write(tmp_path, text)).pace == rates
+    file = write(tmp_path, "[pace]\nnetwork = 50\n")
+    assert load_config(file, {"pace": "nvlink=900"}).pace == {"nvlink": 900.0}
+
+
 def test_an_unknown_key_is_named_with_its_line_and_the_near_key(tmp_path: Path) -> None:
     file = write(tmp_path, "seed = 1\n\ncomm_sm = [2]\n")
     with pytest.raises(UsageError) as caught:
@@ -47,6 +55,10 @@ def test_an_unknown_key_is_named_with_its_line_and_the_near_key(tmp_path: Path) 
         ({"policies": "adaptiv"}, "unknown policy 'adaptiv'; did you mean 'adaptive'"),
         ({"platform": "hots"}, "unknown platform 'hots'; did you mean 'host'"),
         ({"transport": "tpc"}, "unknown transport 'tpc'; did you mean 'tcp'"),
+        ({"network_memory": "devise"}, "unknown network memory 'devise'; did you mean 'device'"),
+        ({"pace": "nvlnk=450"}, "unknown rate 'nvlnk' of pace; did you mean 'nvlink'"),
+        ({"pace": "nvlink=0"}, "pace nvlink=0 is no rate"),
+        ({"pace": 450}, "pace"),
         ({"nodes": 0}, "nodes"),
         ({"samples": -1}, "samples"),
         ({"seed": -1}, "seed"),

@@ -7,9 +7,14 @@ import pytest
 from mkbench.core import defaults, environment, memory
 from mkbench.core.config import load_config
 from mkbench.core.errors import EnvironmentProblem, UsageError
+from mkbench.core.pace import Pace
 from mkbench.core.plan import Plan, Point, make_plan
 
 MakePlan = Callable[..., Plan]
+
+CUDA = {"platform": "cuda", "cluster": "1x4-h200-virtual", "comm_sms": "8"}
+TWO_NODES = CUDA | {"nodes": 2, "ranks_per_node": 2}
+OTHER = {"device": "host", "host": "device"}
 
 
 def test_points_come_by_size_then_static_by_partition_then_adaptive(make_small_plan: MakePlan) -> None:
@@ -75,6 +80,54 @@ def test_points_round_trip_through_json(make_small_plan: MakePlan) -> None:
         assert Point.from_json(json.loads(json.dumps(point.to_json()))) == point
 
 
+def test_pace_is_of_a_gpu_and_divided_among_its_ranks(make_small_plan: MakePlan) -> None:
+    plan = make_small_plan(**CUDA, pace="network=50,nvlink=450")
+    for point in plan.points:
+        assert (point.ranks_per_gpu, point.pace) == (4, Pace(450.0, 50.0))
+        assert point.rank_pace == Pace(112.5, 12.5)
+        assert point.key.endswith("/seed7/pace-nvlink=450,network=50")
+        assert Point.from_json(json.loads(json.dumps(point.to_json()))) == point
+    (without,) = make_small_plan(**CUDA, policies="static").points
+    assert (without.pace, without.rank_pace) == (None, Pace())
+    assert without.key.endswith("/seed7")
+
+
+def test_the_host_paces_its_network(make_small_plan: MakePlan) -> None:
+    point = make_small_plan(platform="host", nodes=2, comm_sms="2", pace="network=1").points[0]
+    assert (point.pace, point.rank_pace) == (Pace(None, 1.0), Pace(None, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "memory", "part"),
+    [
+        *(
+            case
+            for transport, usual in defaults.CUDA_NETWORK_MEMORY.items()
+            for case in (
+                (TWO_NODES | {"transport": transport}, usual, ""),
+                (TWO_NODES | {"transport": transport, "network_memory": usual}, usual, ""),
+                (
+                    TWO_NODES | {"transport": transport, "network_memory": OTHER[usual]},
+                    OTHER[usual],
+                    f"/network-{OTHER[usual]}",
+                ),
+            )
+        ),
+        (CUDA, "host", ""),
+        (CUDA | {"network_memory": "host"}, "host", ""),
+        ({"platform": "host", "nodes": 2, "comm_sms": "2"}, "host", ""),
+        ({"cluster": "2x8-h200-ib"}, "host", ""),
+    ],
+)
+def test_network_memory_is_in_the_key_where_it_is_not_the_default(
+    settings: dict[str, Any], memory: str, part: str, make_small_plan: MakePlan
+) -> None:
+    plan = make_small_plan(**settings)
+    assert plan.config.network_memory == memory
+    assert {point.network_memory for point in plan.points} == {memory}
+    assert {point.key.partition("/seed7")[2] for point in plan.points} == {part}
+
+
 def test_a_shape_in_full(make_small_plan: MakePlan) -> None:
     point = make_small_plan(sizes=None, shape={"m": 100, "n": 200, "k": 30}).points[0]
     assert point.size is None
@@ -99,6 +152,14 @@ def test_a_shape_in_full(make_small_plan: MakePlan) -> None:
         ({"platform": "host", "comm_sms": "2", "faults": ("a@1us",)}, "injects no faults"),
         ({"sizes": None, "shape": {"m": 1, "n": 1}}, "needs a positive k"),
         ({"family": "normal"}, "no inputs of family 'normal'"),
+        ({"pace": "network=50"}, "platform 'sim' is not paced"),
+        ({"platform": "host", "comm_sms": "2", "pace": "nvlink=450"}, "'host' has no NVLink to pace"),
+        ({"network_memory": "device"}, "platform 'sim' has no network memory 'device'"),
+        (
+            {"platform": "host", "nodes": 2, "network_memory": "device"},
+            "'host' has no network memory 'device'",
+        ),
+        (CUDA | {"network_memory": "device"}, "one node has no network memory 'device'"),
     ],
 )
 def test_what_no_machine_can_run(settings: dict[str, Any], message: str, make_small_plan: MakePlan) -> None:
@@ -123,6 +184,27 @@ def test_heaps_of_all_ranks_must_fit_this_machine(
     monkeypatch.setattr(memory, "memory_available_bytes", lambda: need - 1)
     with pytest.raises(EnvironmentProblem, match="this machine has"):
         make_small_plan(**settings)
+
+
+def test_ranks_that_share_a_gpu_share_its_memory(make_small_plan: MakePlan) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"needs [\d.]+ GiB, for 4 ranks one h200 has"):
+        make_small_plan(**CUDA, sizes="96K")
+
+
+def test_network_buffers_count_where_they_lie(make_small_plan: MakePlan) -> None:
+    heaps = {}
+    for where in ("device", "host"):
+        point = make_small_plan(**TWO_NODES, network_memory=where).points[0]
+        whole, network = memory.heap_bytes(point, data=True), memory.network_bytes(point)
+        # Of 128 tiles of 64 KiB two ranks own the half each: their own sums and those of the other node.
+        assert network == 2 * 64 * 65536
+        assert memory.shared_bytes(point) == network
+        heaps[where] = whole - memory.gpu_bytes(point)
+    assert heaps == {"device": 0, "host": network}
+    simulated = make_small_plan(cluster="2x8-h200-ib").points[0]
+    assert memory.gpu_bytes(simulated) == memory.heap_bytes(simulated, data=True)
+    threads = make_small_plan(platform="host", nodes=2, comm_sms="2").points[0]
+    assert memory.shared_bytes(threads) == memory.heap_bytes(threads, data=True)
 
 
 def test_without_data_only_control_words_count(

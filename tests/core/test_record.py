@@ -4,6 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from mkbench.core.measurement import STATUSES, Check, Measurement
+from mkbench.core.pace import Pace
 from mkbench.core.plan import Point
 from mkbench.core.record import SCHEMA_VERSION, make_record
 
@@ -24,6 +25,8 @@ FIELDS = {
     "ranks_per_node",
     "blocks",
     "transport",
+    "network_memory",
+    "pace",
     "policy",
     "comm_sms",
     "start_comm_sms",
@@ -86,6 +89,16 @@ def test_a_good_record(make_point: MakePoint) -> None:
     assert record["check"] is None
     assert len(record["env"]) == 12
     json.dumps(record, allow_nan=False)
+
+
+def test_a_record_says_the_pace_as_asked(make_point: MakePoint) -> None:
+    measurement = Measurement("ok", (1.0,))
+    record = make_record(make_point(), measurement, ENV)
+    assert (record["network_memory"], record["pace"]) == ("host", None)
+    point = make_point(network_memory="device", pace=Pace(450.0, None), ranks_per_gpu=4)
+    record = make_record(point, measurement, ENV)
+    assert record["network_memory"] == "device"
+    assert record["pace"] == {"nvlink_gbps": 450.0, "network_gbps": None}
 
 
 @pytest.mark.parametrize("status", [status for status in STATUSES if status != "ok"])

@@ -35,6 +35,11 @@ def test_a_full_ring_is_no_flag():
     assert said.endswith("waits for a free slot in command ring 2: expected 65 commands taken, seen 1")
 
 
+def test_a_paced_port_is_no_flag():
+    said = describe(1, WAIT | {"flag": 0xFFFE, "expected": 90_000_000, "seen": 50_000_000}, ROLES, FLAGS)
+    assert said.endswith("waits for its paced NVLink port, which is taken for another 40 ms")
+
+
 def test_numbers_without_a_name_are_shown_as_they_are():
     assert "role 9 waits for flag 8[5]" in describe(1, WAIT | {"role": 9, "flag": 8}, ROLES, FLAGS)
 

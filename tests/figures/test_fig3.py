@@ -188,6 +188,19 @@ def test_an_unverified_result_is_said_beside_nothing_else(make):
     assert note.y0 >= 0
 
 
+def test_a_pace_and_buffers_in_gpu_memory_are_said_at_the_bottom(make):
+    pace = {"nvlink_gbps": 450.0, "network_gbps": 50.0}
+    records = [r | {"pace": pace, "network_memory": "device"} for r in make.sweep(platform="cuda")]
+    fig = drawn(records)
+    (note,) = (text for text in fig.texts if "paced to 450 GB/s of NVLink" in text.get_text())
+    assert "network buffers in GPU memory" in note.get_text()
+    box = note.get_window_extent()
+    assert not box.overlaps(fig.legends[0].get_window_extent())
+    assert box.y0 >= 0
+    assert box.x1 <= fig.bbox.x1
+    assert not [text for text in drawn(make.sweep(platform="cuda")).texts if "pace" in text.get_text()]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_panels_do_not_overlap_and_stay_inside(make, count):
     kernels = list(style.KERNEL_TITLES)[:count]

@@ -116,6 +116,11 @@ def test_a_history_that_filled_up_says_so(make, seen):
     assert upper.get_xlim()[1] == pytest.approx(4.04 if seen < 1 else 1.01)
 
 
+def test_a_pace_is_said_beside_the_other_notes(make):
+    record = make.adaptive(PAPER, platform="cuda") | {"pace": {"nvlink_gbps": None, "network_gbps": 50.0}}
+    assert "paced to 50 GB/s of network a GPU" in words(drawn([record]))
+
+
 def test_blocks_off_the_target_are_explained(make):
     fig = drawn([make.adaptive(PAPER, checked=False)])
     notes = [text for text in fig.texts if "nothing left" in text.get_text()]

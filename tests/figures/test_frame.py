@@ -58,5 +58,20 @@ def test_machines_are_told_apart_by_what_differs(make):
     assert [len(rows) for _, rows in parts] == [1, 1]
 
 
+def test_paced_and_unpaced_records_share_no_picture(make):
+    paced = make.record(platform="cuda") | {"pace": {"nvlink_gbps": 450.0, "network_gbps": None}}
+    parts = by_machine(to_frame([make.record(platform="cuda") | {"pace": None}, paced]))
+    assert sorted(suffix for suffix, _ in parts) == ["-paced-nvlink450", "-unpaced"]
+    in_gpu = make.record(platform="cuda") | {"network_memory": "device"}
+    parts = by_machine(to_frame([make.record(platform="cuda"), in_gpu]))
+    assert [suffix for suffix, _ in parts] == ["-network_memorydevice", "-network_memoryhost"]
+
+
+def test_records_from_before_a_setting_have_what_was_then(make):
+    row = to_frame([make.record()]).iloc[0]
+    assert row["network_memory"] == "host"
+    assert pd.isna(row["pace"])
+
+
 def test_one_machine_has_no_suffix(make):
     assert [suffix for suffix, _ in by_machine(to_frame(make.sweep()))] == [""]

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from sim_rig import library_of
 
 from mkbench.core.config import load_config
 from mkbench.core.errors import EnvironmentProblem
 from mkbench.core.plan import Plan, make_plan
 from mkbench.platforms import cuda
+from mkbench.platforms.launch_parameters import launch_parameters
 
 Check = Callable[..., None]
 
@@ -77,6 +79,14 @@ def test_a_virtual_cluster_shares_the_sms(nodes: int, ranks: int, blocks: int) -
     assert {point.blocks for point in plan.points} == {blocks}
     assert {point.ranks_per_gpu for point in plan.points} == {nodes * ranks}
     assert plan.cluster.name == f"{nodes}x{ranks}-h200-virtual"
+
+
+@pytest.mark.parametrize(("pace", "fs_per_byte"), [("nvlink=450,network=50", 8889), ("network=50", 0)])
+def test_a_rank_is_launched_with_its_share_of_nvlink(pace: str, fs_per_byte: int) -> None:
+    library = library_of("gemm_ar")
+    (point,) = plan_of(policies="static", pace=pace).points
+    params, _ = launch_parameters(library.handle, library.layout, point, 0)
+    assert params["pace_fs_per_byte"] == fs_per_byte
 
 
 def test_timed_launches_have_normal_inputs() -> None:

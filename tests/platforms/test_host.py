@@ -83,6 +83,18 @@ def test_two_nodes_are_exact_and_send_what_the_formula_says(transport: str):
         assert len(measurement.details["start_skew_us"]) == 2
 
 
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_paced_network_takes_its_time(transport: str):
+    gbps = 0.005
+    plan = plan_of(2, 1, transport=transport, pace={"network": gbps})
+    (measurement,) = measure(plan)
+    assert measurement.status == "ok", measurement.message
+    (point,) = plan.points
+    bound_us = point.network_bytes / point.ranks / gbps / 1e3
+    # Half of it: ranks do not start at the same time, and one that starts late waits less.
+    assert min(measurement.samples_us) > bound_us / 2
+
+
 @pytest.mark.parametrize(
     ("nodes", "ranks_per_node", "shape"),
     [(1, 1, (128, 256, 32)), (1, 3, (300, 520, 50)), (3, 1, (129, 257, 33)), (2, 2, (100, 2000, 7))],
