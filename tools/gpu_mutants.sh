@@ -23,3 +23,4 @@ mutate "ready signal at gpu scope" gemm_ar.cu "signal<Scope::system>(block, map.
 mutate "signal without release" mk/flags.h "store<Order::release, scope>" "store<Order::relaxed, scope>"
 mutate "signal before all threads have stored" mk/flags.h "  block.sync();
   if (block.leader()) store<Order::release" "  if (block.leader()) store<Order::release"
+mutate "copy to the GPU not ordered after the one from it" proxy/staged.h " && engine_.order_after_last_from_gpu()" ""
