@@ -17,7 +17,7 @@ FAMILIES = {"sim": "exact", "host": "exact", "cuda": "normal"}
 """Inputs of the timed launches: a GPU runs faster on sparse ones. Results are checked with exact ones too."""
 CUDA_NETWORK_MEMORY = {"shm": "device", "tcp": "host"}
 """Where what host proxies move lies on platform `cuda`, by transport: in GPU memory, from and to which copy
-engines bring it, or in host memory that SMs access: the faster, measured in results/h200-virtual/network-memory."""
+engines bring it, or in host memory that SMs access. The faster one: results/h200-virtual/network-memory."""
 
 
 def resolved_cluster(config: SweepConfig) -> ClusterProfile:

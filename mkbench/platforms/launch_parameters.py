@@ -17,7 +17,7 @@ from mkbench.core.workloads import workload
 HISTORY_ROWS = 16384
 RINGS = 4
 RING_DEPTH = 2048
-"""Room for all commands of a large launch: blocks that wait for a slot poll the host, which holds up its proxies."""
+"""Enough for a large launch: blocks that wait for a slot poll the host and hold up its proxies."""
 
 _ALIGN = 128
 _POLICIES = {"static": 0, "adaptive": 1}

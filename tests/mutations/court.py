@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from generate import Mutant
-from workshop import Gauntlet, build
+from workshop import Gauntlet, build, build_driver
 
 from mkbench.build import cpu
 from mkbench.build.errors import BuildFailed
@@ -26,7 +26,14 @@ _SEEDS: Mapping[cpu.Variant, int] = {"release": 20, "tsan": 2}
 _TIMEOUT_S = 60.0
 # Which differ in the order of an access alone: on most machines the same code without ThreadSanitizer.
 _ORDER_RULES = ("order relaxed", "order halved")
-_NOT_SIMULATED = ("proxy/proxy.cpp", "proxy/connection.h", "proxy/transport_shm.h", "proxy/transport_tcp.h")
+_NOT_SIMULATED = (
+    "proxy/proxy.cpp",
+    "proxy/connection.h",
+    "proxy/copy_engine.h",
+    "proxy/staged.h",
+    "proxy/transport_shm.h",
+    "proxy/transport_tcp.h",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class Judge:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         if variant == "tsan":
             environment |= {"LD_PRELOAD": str(libtsan()), "TSAN_OPTIONS": "exitcode=66:halt_on_error=1"}
+        self._driver = build_driver(variant)
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("judge.py"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
@@ -58,7 +66,13 @@ class Judge:
         """Put one library through a gauntlet, the simulator's with `seeds` random orders."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"library": str(library), "gauntlet": gauntlet, "seeds": seeds, "timeout_s": _TIMEOUT_S}
+        request = {
+            "library": str(library),
+            "gauntlet": gauntlet,
+            "seeds": seeds,
+            "driver": str(self._driver),
+            "timeout_s": _TIMEOUT_S,
+        }
         print(json.dumps(request), file=self._process.stdin, flush=True)
         verdict = Verdict(**json.loads(self._process.stdout.readline()))
         if verdict.detector == "error":
@@ -130,10 +144,13 @@ class Court:
 
 def _hearings(mutant: Mutant) -> Iterator[tuple[Gauntlet, cpu.Variant]]:
     """Yield what a mutant goes through, cheapest first."""
-    if mutant.file not in _NOT_SIMULATED:
-        if mutant.rule not in _ORDER_RULES:
-            yield "simulator", "release"
+    simulated, order = mutant.file not in _NOT_SIMULATED, mutant.rule in _ORDER_RULES
+    if simulated and not order:
+        yield "simulator", "release"
+    if simulated:
         yield "simulator", "tsan"
+    if not simulated and not order:
+        yield "threads", "release"
     if mutant.file.startswith("proxy/"):
         yield "threads", "tsan"
 

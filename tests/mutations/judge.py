@@ -1,8 +1,8 @@
 """A process that puts libraries through the gauntlet, each in a child of its own, which may crash or hang.
 
 It reads one request a line, {"library": path, "gauntlet": "simulator" or "threads", "seeds": n,
-"timeout_s": s}, and answers with one, {"detector": name or null, "detail": text}. Start it with libtsan
-preloaded for libraries of the variant "tsan".
+"driver": path, "timeout_s": s}, and answers with one, {"detector": name or null, "detail": text}. Start it
+with libtsan preloaded for libraries of the variant "tsan".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RACE = 66
 _CAUGHT = 65
 
 
-def judge(library: str, gauntlet: str, seeds: int, timeout_s: float) -> dict[str, str | None]:
+def judge(library: str, gauntlet: str, seeds: int, driver: str, timeout_s: float) -> dict[str, str | None]:
     """Return the detector that catches the library, and how."""
     with tempfile.TemporaryFile() as said:
         child = os.fork()
@@ -32,7 +32,7 @@ def judge(library: str, gauntlet: str, seeds: int, timeout_s: float) -> dict[str
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
             signal.setitimer(signal.ITIMER_REAL, timeout_s)  # SIGALRM ends the child
-            _run(library, gauntlet, seeds)
+            _run(library, gauntlet, seeds, driver)
         status = os.waitpid(child, 0)[1]
         said.seek(0)
         text = said.read().decode(errors="replace")
@@ -48,7 +48,7 @@ def judge(library: str, gauntlet: str, seeds: int, timeout_s: float) -> dict[str
     return {"detector": None if code == 0 else "error", "detail": text[-2000:]}
 
 
-def _run(library: str, gauntlet: str, seeds: int) -> NoReturn:
+def _run(library: str, gauntlet: str, seeds: int, driver: str) -> NoReturn:
     """Leave the child, at once if something was found, else by way of ThreadSanitizer's check at exit."""
     try:
         # Kept until the process ends: a run that is cleaned up behind a complaint only makes more of them.
@@ -57,7 +57,7 @@ def _run(library: str, gauntlet: str, seeds: int) -> NoReturn:
         else:
             import host_gauntlet  # here, where the tiles are small already
 
-            complaints = host_gauntlet.complaints(Path(library))
+            complaints = host_gauntlet.complaints(Path(library), Path(driver))
         found = next(complaints, None)
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)

@@ -62,7 +62,7 @@ def test_a_dropped_signal_is_a_deadlock_that_says_who_waits_for_what(start: Star
 
 
 def test_a_skipped_tile_is_a_wrong_result_that_names_the_element(start: Start) -> None:
-    broadcast = r"reduce\(block, \{p\.ldb"
+    broadcast = r"reduce\(block, window, sources,"
     simulation = start(broadcast, r"if (tile != 3) \g<0>", nodes=1, ranks_per_node=2)
     assert simulation.run().status == "ok"
     check = verify(simulation)

@@ -48,6 +48,17 @@ def edits(tmp_path: Path, code: str) -> set[tuple[str, str]]:
             },
         ),
         ("finish_stores(block);", {("store not finished", ";")}),
+        ("return engine_.write(lane, f(x), 2);", {("signal dropped", "return true;")}),
+        ("if (puts_.is_full()) return;", {("wait dropped", "if (false) return;")}),
+        ("finish(engine_.finished(lane), f);", {("wait dropped", "finish(~u64(0), f);")}),
+        (
+            "while (at(i).step <= finished) ++i;",
+            {
+                ("wait dropped", "while (true) ++i;"),
+                ("wait one short", "while (at(i).step <= finished + 1) ++i;"),
+            },
+        ),
+        ("return engine_.order_after_last(lane);", {("order dropped", "return true;")}),
     ],
 )
 def test_rule(tmp_path: Path, code: str, expected: set[tuple[str, str]]) -> None:

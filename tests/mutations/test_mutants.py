@@ -76,6 +76,12 @@ JUSTIFIED = (
         "The command was acquired before, so the epoch is no older than its launch.",
     ),
     Justified(
+        "proxy/staged.h",
+        "wait dropped",
+        "if (false || engine_.is_full(CopyEngine::to_gpu)) return false;",
+        "A step from the GPU has ended when the one to a GPU behind it has, so room there is room here.",
+    ),
+    Justified(
         "proxy/proxy.cpp",
         "order relaxed",
         "drains_asked_.",

@@ -269,14 +269,14 @@ def edited_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         shutil.copytree(kernels_dir(), copy)
         source = copy / "proxy" / "connection.h"
         text = source.read_text()
-        assert text.count(SET_FLAG) == 1
-        source.write_text(text.replace(SET_FLAG, replacement))
+        assert text.count(LAND) == 1
+        source.write_text(text.replace(LAND, replacement))
         monkeypatch.setenv("MKBENCH_TEST_KERNELS", str(copy))
 
     return edit
 
 
-SET_FLAG = "set_flag(heap_, bounds, incoming_.flag_index, incoming_.flag_value);"
+LAND = "if (payload_left_ > 0) return true;\n      landing.land(incoming_);"
 
 
 @pytest.mark.usefixtures("patched")
@@ -284,7 +284,7 @@ SET_FLAG = "set_flag(heap_, bounds, incoming_.flag_index, incoming_.flag_value);
 def test_one_corrupted_bit_gives_exit_5_and_names_the_element(
     launched: bool, edited_kernels: Callable[[str], None]
 ):
-    edited_kernels("heap_[incoming_.destination_offset] ^= 1; " + SET_FLAG)
+    edited_kernels(LAND.replace("landing.", "heap_[incoming_.destination_offset] ^= 1; landing."))
     done = cli(*RUN, *SMALL, launcher=mpiexec(4) if launched else None)
     assert done.returncode == 5, done.stderr
     assert re.search(r"rank 0 row \d+ column \d+: expected \S+, got \S+", done.stderr)
@@ -295,7 +295,7 @@ def test_a_lost_notification_is_a_hang_that_names_the_flag_and_the_next_point_go
     edited_kernels: Callable[[str], None],
 ):
     # Only node 1 is not told; its ranks hang, and the others must not wait out a deadline of their own.
-    edited_kernels(f"if (node_ != 1) {SET_FLAG}")
+    edited_kernels(LAND.replace("landing.", "if (node_ != 1) landing."))
     plan = plan_of(2, 2, comm_sms="1,2", transport="tcp", deadline_s=1.0)
     measurements = measure(plan, worker="faulty_worker")
     assert [measurement.status for measurement in measurements] == ["hang", "hang"]

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from proxy_rig import Proxy
+from proxy_rig import Proxy, load_library
 
-from mkbench.build.cpu import build_library
 from mkbench.build.layout import Layout
-
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    "mk_proxy_start": (ctypes.c_void_p, ctypes.c_void_p),
-    "mk_proxy_drain": (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64),
-    "mk_proxy_stop": (None, ctypes.c_void_p, ctypes.c_void_p),
-    "mk_proxy_error": (ctypes.c_char_p, ctypes.c_void_p),
-    "mk_host_prepare": (ctypes.c_void_p, ctypes.c_void_p),
-    "mk_host_run": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
-    "mk_host_discard": (None, ctypes.c_void_p),
-    "mk_host_error": (ctypes.c_char_p,),
-    "mk_control_bytes": (ctypes.c_longlong, ctypes.c_void_p),
-    "mk_network_control_bytes": (ctypes.c_longlong, ctypes.c_void_p),
-}
 
 
 @pytest.fixture(scope="session")
 def library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build_library("gemm_ar")))
-    for name, (result, *arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return load_library()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
+import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +16,15 @@ from proxy_rig import aligned
 
 from mkbench.build.layout import Layout
 from mkbench.core.bf16 import from_bf16, to_bf16
+from mkbench.core.workloads.base import Shape
 from mkbench.core.workloads.gemm_ar import TILE_BYTES, TILE_M, TILE_N
+from mkbench.core.workloads.gemm_inputs import gemm_inputs, gemm_reference
 
 RINGS, DEPTH = 2, 4
 HISTORY_ROWS = 64
 MAX_NODE_RANKS = 16
 MAX_NODES = 64
+NAN = 0x7FC1
 Array = np.ndarray[Any, Any]
 
 
@@ -81,6 +88,7 @@ class RankMemory:
         self.flag_bytes = int(library.mk_network_control_bytes(self.params.ctypes.data))
         self.heap = self._lay_out(buffers, int(library.mk_control_bytes(self.params.ctypes.data)))
         self.network = self._lay_out(moved, self.flag_bytes)
+        self.staging = aligned(np.dtype(np.uint8), self.network.nbytes)
         self.params["network"] = self.network.ctypes.data
 
     def _lay_out(self, buffers: dict[str, int], control_bytes: int) -> Array:
@@ -104,10 +112,16 @@ class RankMemory:
     def result(self) -> Array:
         return from_bf16(self.out()[:, : self.problem.n])
 
-    def start_proxy(self, transport: int, rails: dict[int, RankMemory], fds: dict[int, int]) -> int:
-        heaps = [rails[n].network.ctypes.data if n in rails else 0 for n in range(MAX_NODES)]
+    def start_proxy(
+        self, transport: int, rails: dict[int, RankMemory], fds: dict[int, int], context: int = 0
+    ) -> int:
+        """With a context the network region is in GPU memory: payload takes the way through `staging`."""
+        networks = [rails[n].network.ctypes.data if n in rails else 0 for n in range(MAX_NODES)]
+        stagings = [rails[n].staging.ctypes.data if n in rails else 0 for n in range(MAX_NODES)]
+        heap, heaps = (self.staging, stagings) if context else (self.network, networks)
         config = self._layout.new(
-            "ProxyConfig", heap=self.network.ctypes.data, heap_bytes=self.network.nbytes,
+            "ProxyConfig", heap=heap.ctypes.data, heap_bytes=self.network.nbytes,
+            context=context, gpu_memory=self.network.ctypes.data, peer_gpu_memory=networks,
             control_offset=0, flag_words=self.flag_bytes // 8, ring_slots=self.ring_slots.ctypes.data,
             ring_tails=self.ring_tails.ctypes.data, epoch_word=self.epoch.ctypes.data,
             abort_record=self.abort.ctypes.data, peer_heaps=heaps,
@@ -138,6 +152,58 @@ def run_all(library: ctypes.CDLL, layout: Layout, launches: list[int]) -> list[A
             )
         )
     return results
+
+
+@contextlib.contextmanager
+def running_proxies(ranks: list[RankMemory], transport: int, context: int = 0) -> Iterator[list[int]]:
+    """One running proxy a rank, if there is more than one node; their sockets stay open until the end."""
+    with contextlib.ExitStack() as open_sockets:
+        fds: dict[int, dict[int, int]] = {rank.rank: {} for rank in ranks}
+        for a, b in itertools.combinations(ranks, 2):
+            if a.local_rank == b.local_rank:
+                ends = [open_sockets.enter_context(end) for end in socket.socketpair()]
+                fds[a.rank][b.node], fds[b.rank][a.node] = ends[0].fileno(), ends[1].fileno()
+        handles = []
+        if ranks[0].problem.nodes > 1:
+            for rank in ranks:
+                rails = {peer.node: peer for peer in ranks if peer.local_rank == rank.local_rank}
+                handles.append(rank.start_proxy(transport, rails, fds[rank.rank], context))
+        yield handles
+
+
+def wrong_launches(
+    library: ctypes.CDLL, layout: Layout, problem: Problem, transport: int, context: int = 0
+) -> Iterator[str]:
+    """Yield what is wrong with launches of a problem, one epoch after another."""
+    p, shape = problem, Shape(problem.m, problem.n, problem.k)
+    ranks = [RankMemory(library, layout, p, rank) for rank in range(p.ranks)]
+    with running_proxies(ranks, transport, context) as handles:
+        for epoch in range(1, p.launches + 1):
+            for rank in ranks:
+                rank.set_inputs(*gemm_inputs(shape, rank.rank, p.ranks, epoch, "exact"))
+                rank.out()[:] = NAN
+            launches = [rank.launch([r for r in ranks if r.node == rank.node], epoch) for rank in ranks]
+            for result in run_all(library, layout, launches):
+                if result["set"]:
+                    flag = layout.flags[int(result["flag"])]
+                    yield f"epoch {epoch}: rank {result['rank']} gave up waiting for {flag}"
+                elif result["end_ns"] <= result["start_ns"]:
+                    yield f"epoch {epoch}: a launch took no time"
+            expected = gemm_reference(shape, p.ranks, epoch, "exact")
+            for rank in ranks:
+                if not np.array_equal(rank.result(), expected):
+                    yield f"epoch {epoch}: wrong result on rank {rank.rank}"
+        drain_ns = int(p.deadline_s * 1e9)
+        if any(library.mk_proxy_drain(handle, drain_ns) for handle in handles):
+            yield "not drained"
+        stats = [layout.new("ProxyStats") for _ in handles]
+        for handle, stat in zip(handles, stats, strict=True):
+            library.mk_proxy_stop(handle, stat.ctypes.data)
+    network_bytes = p.launches * p.nodes * (p.nodes - 1) * p.tiles * TILE_BYTES
+    wanted = {"payload_bytes": network_bytes, "received_bytes": network_bytes * transport, "failed": 0}
+    sums = {name: sum(int(stat[name]) for stat in stats) for name in wanted}
+    if sums != wanted:
+        yield f"{sums}, not {wanted}"
 
 
 def _up(value: int, multiple: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mkbench.build.cpu import build_library
 from mkbench.build.layout import Layout
 
 HEAP_BYTES = 8 << 20
@@ -20,6 +21,28 @@ MAX_NODES = 64
 DRAIN_NS = 20_000_000_000
 
 _U64 = np.dtype(np.uint64)
+
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "mk_proxy_start": (ctypes.c_void_p, ctypes.c_void_p),
+    "mk_proxy_drain": (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64),
+    "mk_proxy_stop": (None, ctypes.c_void_p, ctypes.c_void_p),
+    "mk_proxy_error": (ctypes.c_char_p, ctypes.c_void_p),
+    "mk_host_prepare": (ctypes.c_void_p, ctypes.c_void_p),
+    "mk_host_run": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+    "mk_host_discard": (None, ctypes.c_void_p),
+    "mk_host_error": (ctypes.c_char_p,),
+    "mk_control_bytes": (ctypes.c_longlong, ctypes.c_void_p),
+    "mk_network_control_bytes": (ctypes.c_longlong, ctypes.c_void_p),
+}
+
+
+def load_library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build_library("gemm_ar")))
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 def aligned(dtype: np.dtype[Any], count: int) -> np.ndarray[Any, np.dtype[Any]]:
