@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mkbench.core.defaults import CUDA_NETWORK_MEMORY
 from mkbench.core.measurement import Measurement
 
 SWEEP = ("sweep", "gemm_ar", "--platform", "sim", "--sizes", "2048,4096", "--comm-sms", "4,8,16")
@@ -122,7 +121,7 @@ def test_a_pace_is_said_above_and_below_and_recorded(fake, mkbench):
     assert words in lines[1:]
     for record in records(Path("out")):
         assert record["pace"] == {"nvlink_gbps": 450.0, "network_gbps": 50.0}
-        assert record["network_memory"] == CUDA_NETWORK_MEMORY
+        assert (record["transport"], record["network_memory"]) == ("tcp", "host")
     assert "out/figures/fig3.png" in "".join(lines)
     assert "pace" not in mkbench(*SWEEP, *where, "--dry-run").stdout
     refused = mkbench(*SWEEP, *where, "--out", "out", "--resume")
