@@ -8,7 +8,8 @@ namespace mk {
 #define MK_TRANSPORTS(F) F(shm) F(tcp)
 enum class TransportKind : i32 { shm = 0, tcp = 1 };
 
-// Addresses are u64. A flag word lies at heap + control_offset + 8 * index, in the heap of every rank.
+// Addresses are u64. A flag word lies at control_offset + 8 * index in what the kernel of every rank uses: the heap, or the
+// GPU memory.
 #define MK_PROXY_CONFIG(S, A)                                                                          \
   S(u64, heap)                                                                                         \
   S(u64, heap_bytes)                                                                                   \

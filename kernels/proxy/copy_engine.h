@@ -1,4 +1,4 @@
-// A GPU's copy engines, for proxies whose payload lies in GPU memory: one lane from the GPU, one to it, each in order.
+// A GPU's copy engines, for proxies whose network region lies in GPU memory: one lane from the GPU, one to it, each in order.
 // A flag is written in its lane too, so that it follows its payload with no help of the processor. The driver is loaded
 // when it is needed, so that the library builds and runs without CUDA.
 #pragma once

@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class GpuNetwork:
-    """The payload of the network region in GPU memory, for proxies that use the GPU's copy engines.
+    """The network region, flags and all, in GPU memory, for proxies that use the GPU's copy engines.
 
     `context` is the CUcontext that owns it, `address` the own one's, `peers` that of each rail peer (by world
     rank), as mapped here; empty where another transport than shm leads to them.
@@ -43,7 +43,7 @@ class Engine(Protocol):
     node_heaps: list[int]
     """Address of the heap of each rank of the node, as this rank's kernel sees it."""
     gpu_network: GpuNetwork | None
-    """Where the payload of the network region lies, unless it is in HostMemory."""
+    """Where the network region lies, unless the kernel uses that of HostMemory."""
 
     def mapped(self, address: int) -> int:
         """Return where the kernel sees an address of the own HostMemory."""

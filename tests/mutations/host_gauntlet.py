@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "proxy"))
 import staged_rig
 from launch_rig import Problem, RankMemory, wrong_launches
 from lazy_cuda import CONTEXT, LazyCuda
+from proxy_rig import load_library
 
 TRANSPORTS = ("shm", "tcp")
 WAIT_S = 5.0
@@ -28,7 +29,7 @@ def complaints(path: Path, driver: Path) -> Iterator[tuple[str, str]]:
 
     `driver`: lazy_cuda, which is loaded first.
     """
-    cuda, library = LazyCuda(str(driver)), _load(path)
+    cuda, library = LazyCuda(str(driver)), load_library(path)
     layout = Layout(library)
     for transport, name in enumerate(TRANSPORTS):
         for found in wrong_launches(library, layout, PROBLEM, transport):
@@ -54,22 +55,3 @@ def _dead_peer(library: ctypes.CDLL, layout: Layout) -> Iterator[str]:
         library.mk_proxy_stop(proxy, layout.new("ProxyStats").ctypes.data)
     if not error.startswith(b"peer node 1: "):
         yield f"a dead peer was not named: {error!r}"
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    address, number = ctypes.c_void_p, ctypes.c_uint64
-    for name, result, arguments in (
-        ("mk_proxy_start", address, [address]),
-        ("mk_proxy_drain", ctypes.c_int, [address, number]),
-        ("mk_proxy_stop", None, [address, address]),
-        ("mk_proxy_error", ctypes.c_char_p, [address]),
-        ("mk_host_prepare", address, [address]),
-        ("mk_host_run", ctypes.c_int, [address, address]),
-        ("mk_host_error", ctypes.c_char_p, []),
-        ("mk_control_bytes", ctypes.c_longlong, [address]),
-        ("mk_network_control_bytes", ctypes.c_longlong, [address]),
-    ):
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def load_library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build_library("gemm_ar")))
+def load_library(path: Path | None = None) -> ctypes.CDLL:
+    """The library at `path`, or that of gemm_ar as it is, with the types that proxies and launches need."""
+    library = ctypes.CDLL(str(path or build_library("gemm_ar")))
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
