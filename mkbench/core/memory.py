@@ -9,11 +9,10 @@ from mkbench.core.workloads import workload
 
 
 def heap_bytes(point: Point, *, data: bool) -> int:
-    """Return about all memory of one rank, heap and network region; without data, what is kept even so."""
+    """Return about all memory of one rank, heap and network region; without data, the control part."""
     kernel, where = workload(point.kernel), (point.nodes, point.ranks_per_node, point.chunk_tiles)
-    buffers = kernel.buffers(point.shape, *where)
-    kept = sum(buffer.bytes for buffer in buffers if data or buffer.metadata)
-    return kept + kernel.control_bytes(point.shape, *where)
+    payload = sum(buffer.bytes for buffer in kernel.buffers(point.shape, *where)) if data else 0
+    return payload + kernel.control_bytes(point.shape, *where)
 
 
 def network_bytes(point: Point) -> int:
