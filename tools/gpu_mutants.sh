@@ -19,7 +19,7 @@ PY
   rm -rf "$tree"
 }
 mutate "wait without acquire" mk/flags.h "first_below<Order::acquire, scope>" "first_below<Order::relaxed, scope>"
-mutate "ready signal at gpu scope" gemm_ar.cu "signal<Scope::system>(block, map.told(map.owner(tile)" "signal<Scope::gpu>(block, map.told(map.owner(tile)"
+mutate "ready signal at gpu scope" mk/reduction.h "signal<Scope::system>(block, map.told(map.owner(tile)" "signal<Scope::gpu>(block, map.told(map.owner(tile)"
 mutate "signal without release" mk/flags.h "store<Order::release, scope>" "store<Order::relaxed, scope>"
 mutate "signal before all threads have stored" mk/flags.h "  block.sync();
   if (block.leader()) store<Order::release" "  if (block.leader()) store<Order::release"

@@ -44,10 +44,13 @@ class ThreadMachine final : public Machine {
   void before_access(Block&, const u64*, i32, Scope, bool) override {}
   void after_write(Block&, const u64*, Scope) override {}
   void charge_gemm(Block&, i32, i32) override {}
+  void charge_attention(Block&, i32, i32, i32) override {}
   void charge_store(Block&, i64) override {}
   void charge_move(Block&, const Traffic&) override {}
+  void charge_pass(Block&, i64) override {}
   void charge_role_switch(Block&) override {}
   bool aborted(Block&) override { return is_aborted(record_); }
+  void rest(Block&) override { std::this_thread::yield(); }
 
   bool idle(Block& block, const Awaited& awaited, u64& attempts) override {
     if (is_aborted(record_)) return false;

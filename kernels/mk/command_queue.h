@@ -8,6 +8,7 @@ namespace mk {
 
 constexpr i64 kCommandOffsetUnit = 128;  // bytes; source and destination are heap offsets in this unit
 constexpr i64 kCommandSizeUnit = 16;     // bytes
+constexpr i64 kCommandMostBytes = ((i64(1) << 18) - 1) * kCommandSizeUnit;
 constexpr u32 kQueueFullFlag = 0xffff;   // what a report calls the wait for a free slot
 
 enum class CommandOp : u32 { none = 0, put = 1 };  // put: copy `bytes` (may be 0), then set the flag

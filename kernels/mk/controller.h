@@ -2,7 +2,8 @@
 //   n* = B W_s / (W_p + W_s),  W = tasks left * measured cost of one, of communication (s) and computation (p),
 // with B blocks. Time spent waiting for a flag is not cost. A block belongs to communication if its index is below the
 // target; it changes sides only between tasks. A side with nothing left releases its blocks to the other, and a block
-// that finds no communication ready is lent to computation for one tile.
+// that finds no communication ready is lent to computation for one tile. Where communication brings what compute waits
+// for, the target once measured only rises: communication that is early costs nothing, as its blocks are free sooner.
 #pragma once
 #include "trace.h"
 
@@ -43,6 +44,8 @@ struct Controller {
   i32 initial;
   u32 total[kRoles];  // tasks of this rank, by Role
   u64 start_ns;       // when this block entered the kernel
+  bool feeds_compute = false;  // communication brings what compute waits for
+  u32 after = 0;      // tasks that each block still computes once communication has ended, up to a quarter of all
 
   bool releases() const { return policy == Policy::adaptive; }
 
@@ -68,11 +71,11 @@ struct Controller {
     if (from != Role::none && to != Role::none) count(block, &words->switches, 1);
   }
 
-  // One task of `role` took `ns`, waits not counted.
-  void finished(Block& block, Role role, u64 ns) const {
+  // So many tasks of `role` took `ns`, waits not counted.
+  void finished(Block& block, Role role, u64 ns, u32 tasks = 1) const {
     if (!block.leader()) return;
     count(block, &words->cost[u32(role)], u32(ns >> kCostShift));
-    count(block, &words->done[u32(role)], 1);
+    count(block, &words->done[u32(role)], tasks);
     update(block);
   }
 
@@ -106,12 +109,16 @@ struct Controller {
   i32 wanted(Block& block, u32 computed, u32 reduced, u32 received) const {
     const float compute = cost(block, Role::compute, computed), local = cost(block, Role::local, reduced);
     if (compute == 0.0f || local == 0.0f) {
-      const i32 ready = i32(u64(total[u32(Role::local)]) * computed / total[u32(Role::compute)]) - i32(reduced);
+      if (feeds_compute) return 0;
+      const u32 tiles = total[u32(Role::compute)];
+      const i32 ready = tiles == 0 ? 0 : i32(u64(total[u32(Role::local)]) * computed / tiles) - i32(reduced);
       return ready > initial ? ready : initial;
     }
     const float measured = cost(block, Role::receive, received), receive = measured == 0.0f ? local : measured;
     const float communication = float(left(Role::local, reduced)) * local + float(left(Role::receive, received)) * receive;
-    const float all = communication + float(left(Role::compute, computed)) * compute;
+    const u32 tiles = left(Role::compute, computed), later = after * u32(blocks), most = total[u32(Role::compute)] / 4;
+    const u32 last = communication == 0.0f ? 0 : later < most ? later : most;
+    const float all = communication + float(tiles > last ? tiles - last : 0) * compute;
     return all == 0.0f ? target(block) : i32(float(blocks) * communication / all) + 1;
   }
 
@@ -125,8 +132,13 @@ struct Controller {
     const u32 reduced = read(block, &words->done[u32(Role::local)]);
     const u32 received = read(block, &words->done[u32(Role::receive)]);
     i32 to = wanted(block, computed, reduced, received);
+    if (feeds_compute && reduced + received < total[u32(Role::local)] + total[u32(Role::receive)]) {
+      // Compute that waits looks as if much were left; with fewer blocks for communication it would wait longer.
+      const u64 word = load<Order::relaxed, Scope::gpu>(block, &words->target);
+      if (word >> 32 == epoch && to < i32(u32(word))) to = i32(u32(word));
+    }
     if (to > blocks - 1) to = blocks - 1;
-    store<Order::relaxed, Scope::gpu>(block, &words->target, flag_value(epoch, u32(to)));
+    if (to > 0) store<Order::relaxed, Scope::gpu>(block, &words->target, flag_value(epoch, u32(to)));
     record(block);
   }
 };

@@ -29,6 +29,12 @@ template <Scope scope> void signal(Block& block, Flag flag, u64 value) {
   if (block.leader()) store<Order::release, scope>(block, flag.word, value);
 }
 
+// One flag at each of `count` <= 32 places, flag(0), flag(1), ...: like `signal`, in the time of one.
+template <Scope scope, class Place> void signal_each(Block& block, i32 count, Place flag, u64 value) {
+  block.sync();
+  store_each<Order::release, scope>(block, count, [&](i32 i) { return flag(i).word; }, value);
+}
+
 // By the leader alone. False: given up (deadline, or another rank failed); the caller leaves the kernel.
 template <Scope scope> bool poll(Block& block, Flag flag, u64 at_least) {
   u64 attempts = 0;
@@ -52,10 +58,14 @@ template <Scope scope> bool wait_all(Block& block, Flags flags, u64 at_least) {
   }
 }
 
-// A look without a wait; true orders what follows like a wait does.
-template <Scope scope> bool reached_all(Block& block, Flags flags, u64 at_least) {
+// A look without a wait: how many of the flags, from the first on, are set. It orders what follows like a wait for them.
+template <Scope scope> i32 reached(Block& block, Flags flags, u64 at_least) {
   u64 seen = 0;
-  return first_below<Order::acquire, scope>(block, flags.word, flags.count, at_least, seen) == flags.count;
+  return first_below<Order::acquire, scope>(block, flags.word, flags.count, at_least, seen);
+}
+
+template <Scope scope> bool reached_all(Block& block, Flags flags, u64 at_least) {
+  return reached<scope>(block, flags, at_least) == flags.count;
 }
 
 // Counters have several writers, all on the own GPU, and nobody waits for one. The first to add in a new epoch starts the
@@ -82,6 +92,18 @@ inline i32 claim(Block& block, u64* tickets, u64 epoch) {
   return i32(block.broadcast(ticket));
 }
 
+// Ticket `expected`, unless another block was faster; never a later one.
+inline bool claim_if(Block& block, u64* tickets, u64 epoch, i32 expected) {
+  bool claimed = false;
+  if (block.leader()) {
+    arrive<Scope::gpu>(block, tickets);
+    u64 seen = load<Order::relaxed, Scope::gpu>(block, tickets);
+    claimed = i32(epoch_count(seen, epoch)) == expected &&
+              compare_exchange<Order::relaxed, Scope::gpu>(block, tickets, seen, flag_value(epoch, u32(expected) + 1));
+  }
+  return block.broadcast(claimed);
+}
+
 // The ticket that the next claim would get, give or take the blocks that claim at this moment.
 inline i32 peek(Block& block, u64* tickets, u64 epoch) {
   u32 ticket = 0;
@@ -89,12 +111,12 @@ inline i32 peek(Block& block, u64* tickets, u64 epoch) {
   return i32(block.broadcast(ticket));
 }
 
-// One more of `total` is done; true for the block that completes it, which then sees what all the others wrote.
-template <Scope scope> bool completes(Block& block, u64* counter, u64 epoch, u32 total) {
+// `n` more of `total` are done; true for the block that completes it, which then sees what all the others wrote.
+template <Scope scope> bool completes(Block& block, u64* counter, u64 epoch, u32 total, u32 n = 1) {
   block.sync();
   u32 before = 0;
-  if (block.leader()) before = epoch_add<Order::acq_rel, scope>(block, counter, epoch, 1);
-  return block.broadcast(before) + 1 == total;
+  if (block.leader()) before = epoch_add<Order::acq_rel, scope>(block, counter, epoch, n);
+  return block.broadcast(before) + n == total;
 }
 
 }  // namespace mk

@@ -21,7 +21,7 @@ struct Awaited {
 // Bytes that one task moves: every source is read once, every destination written once.
 struct Traffic {
   const void* source[64];
-  void* destination[16];
+  void* destination[kMaxNodeRanks + 1];  // all ranks of the node, and what the network reads
   i32 sources = 0;
   i32 destinations = 0;
   i64 bytes = 0;  // of one source, and of one destination
@@ -37,9 +37,12 @@ struct Machine {
   // Returns once it is worth looking again, or false when the wait is to be given up.
   virtual bool idle(Block&, const Awaited&, u64& attempts) = 0;
   virtual bool aborted(Block&) = 0;
+  virtual void rest(Block&) = 0;  // before another look at several words
   virtual void charge_gemm(Block&, i32 k, i32 task) = 0;
+  virtual void charge_attention(Block&, i32 keys, i32 d, i32 task) = 0;  // of kTileM queries, both products
   virtual void charge_store(Block&, i64 bytes) = 0;  // the wait until an asynchronous store is complete
   virtual void charge_move(Block&, const Traffic&) = 0;
+  virtual void charge_pass(Block&, i64 bytes) = 0;  // over words, by all threads of the block
   virtual void charge_role_switch(Block&) = 0;
 };
 

@@ -24,9 +24,29 @@
 
 namespace mk {
 
+constexpr i32 kMostHeadDim = 128;
+
+// What a tile of queries has seen so far, and the keys that it is looking at.
+struct AttentionScratch {
+  float highest[kTileM], total[kTileM];
+  float sum[kTileM * kMostHeadDim], keys[kTileM * kMostHeadDim];
+};
+
 struct alignas(64) Scratch {
   float accumulator[kTileElements];
   bf16 tile[kTileElements];
+  AttentionScratch attention;
+  u32 words[32 << 10];  // what threads of a block share: kSharedWords of parallel.h
+};
+
+// An asynchronous store of the tile in Scratch that has not been waited for.
+struct TileStore {
+  bf16* destination = nullptr;
+  i64 stride = 0;  // elements
+  i32 rows = 0, cols = 0;
+  const i32* row_of = nullptr;
+
+  bf16* row(i32 i) const { return destination + (row_of ? row_of[i] : i) * stride; }
 };
 
 struct Block {
@@ -36,7 +56,7 @@ struct Block {
   void* context;  // the machine's own record of this block
   Scratch* scratch;
   u32 role = 0;      // Role that reports and the trace name
-  bf16* unfinished_store = nullptr;  // destination of an asynchronous tile store that has not been waited for
+  TileStore unfinished_store = {};
 
   bool leader() const { return true; }
   void sync() {}
@@ -48,6 +68,7 @@ inline bool idle(Block& block, const u64* word, u64 expected, u64 seen, u32 flag
   return block.machine->idle(block, {word, expected, seen, block.role, flag, index}, attempts);
 }
 inline bool aborted(Block& block) { return block.machine->aborted(block); }
+inline void rest(Block& block) { block.machine->rest(block); }
 inline void charge_role_switch(Block& block) { block.machine->charge_role_switch(block); }
 
 constexpr std::memory_order std_order(Order order) {
@@ -81,6 +102,15 @@ template <Order order, Scope scope> void store(Block& block, u64* word, u64 valu
   block.machine->before_access(block, word, 1, scope, true);
   std::atomic_ref<u64>(*word).store(value, std_order(order));
   block.machine->after_write(block, word, scope);
+}
+
+// By the whole block, in the time of one store: word(0), word(1), ... become `value`. These are words of several ranks.
+template <Order order, Scope scope, class Word> void store_each(Block& block, i32 count, Word word, u64 value) {
+  for (i32 i = 0; i < count; ++i) {
+    if (i == 0) block.machine->before_access(block, word(i), 1, scope, true);
+    std::atomic_ref<u64>(*word(i)).store(value, std_order(order));
+    block.machine->after_write(block, word(i), scope);
+  }
 }
 
 template <Order order, Scope scope> u64 fetch_add(Block& block, u64* word, u64 n) {

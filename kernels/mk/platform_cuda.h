@@ -129,6 +129,12 @@ template <Order order, Scope scope> __device__ __forceinline__ void store(Block&
 }
 #undef MK_STORE
 
+// By the whole block: each lane of a warp stores one of `count` <= 32 words, so that they wait for their release together.
+template <Order order, Scope scope, class Word>
+__device__ __forceinline__ void store_each(Block& block, i32 count, Word word, u64 value) {
+  if (i32(threadIdx.x) < count) store<order, scope>(block, word(i32(threadIdx.x)), value);
+}
+
 #define MK_ATOMIC(order, scope, operation, ...) \
   asm volatile("atom." order "." scope ".global." operation ";" : "=l"(old) : "l"(global_address(word)), __VA_ARGS__ : "memory")
 #define MK_ATOMIC_ORDERS(scope, operation, ...)                                                  \
@@ -173,6 +179,9 @@ __device__ __forceinline__ u32 abort_state(const AbortRecord* record) {
 __device__ __forceinline__ bool aborted(Block& block) {
   return block.broadcast(block.leader() ? abort_state(block.abort_record) : 0u) != 0;
 }
+
+// By the whole block, between looks at several words, none of which is waited for alone.
+__device__ __forceinline__ void rest(Block&) { __nanosleep(kLongPauseNs); }
 
 // By the leader, between two looks at a word. False: the wait is given up, because others did or because it took too
 // long; then the first to say so leaves the record.

@@ -5,6 +5,8 @@
 //                                the tiles source(0), source(1), ... summed in this order in fp32, rounded once, and written
 //                                from destination(d) on for every d. Functions, not arrays: an array that is indexed at run
 //                                time lies in a GPU thread's local memory.
+//   copy(block, strip, source, destinations, destination)
+//                                rows as they are, read once and written from destination(d) on for every d
 #pragma once
 #include "flags.h"
 
@@ -13,16 +15,24 @@ namespace mk {
 struct GemmOperands {
   const bf16* a;  // row-major, first row of the tile
   const bf16* b;  // row-major, first column of the tile
-  bf16* c;        // tile-major: kTileM rows of kTileN
-  i64 lda, ldb;   // elements, multiples of 8
+  bf16* c;
+  i64 lda, ldb, ldc;  // elements, multiples of 8
   i32 k;
-  i32 rows, cols;  // what of the tile is inside the matrix; the rest of c is written as zero
-  i32 task;        // for the trace and the cost model
+  i32 rows, cols;      // what of the tile is inside the matrix; the rest of the product is zero
+  i32 c_rows, c_cols;  // what of the product is written; a multiple of 8 columns
+  i32 task;            // for the trace and the cost model
+  const i32* c_row = nullptr;  // row of c where each row of the product goes; null: the same
 };
 
 // What `reduce` writes at each destination; cols is padded to a multiple of 8 inside the stride.
 struct Window {
   i64 stride;  // elements between rows of a destination; a source is a tile, kTileN apart
+  i32 rows, cols;
+};
+
+// What `copy` moves; cols and both strides are multiples of 8 elements.
+struct Strip {
+  i64 source_stride, stride;  // elements from row to row
   i32 rows, cols;
 };
 

@@ -1,6 +1,8 @@
 // Tiles in plain loops that the compiler vectorises. With the simulator a transfer poisons its destination when it starts
 // and is complete only once its time has passed, so that who reads too early, or overwrites too early, computes NaN.
 #pragma once
+#include <vector>
+
 #include "tiles.h"
 
 namespace mk {
@@ -28,7 +30,7 @@ inline void poison(bf16* row, i32 n) {
 inline void gemm_tile(Block& block, const GemmOperands& op) {
   Scratch& scratch = *block.scratch;
   if (block.machine->payload) {
-    poison(op.c, i32(kTileElements));
+    for (i32 i = 0; i < op.c_rows; ++i) poison(op.c + (op.c_row ? op.c_row[i] : i) * op.ldc, op.c_cols);
     std::memset(scratch.accumulator, 0, sizeof scratch.accumulator);
     for (i32 k = 0; k < op.k; ++k) {
       float row[kTileN];
@@ -42,15 +44,17 @@ inline void gemm_tile(Block& block, const GemmOperands& op) {
     }
     for (i64 i = 0; i < kTileElements; ++i) scratch.tile[i] = to_bf16(scratch.accumulator[i]);
   }
-  block.unfinished_store = op.c;
+  block.unfinished_store = {op.c, op.ldc, op.c_rows, op.c_cols, op.c_row};
   block.machine->charge_gemm(block, op.k, op.task);
 }
 
 inline void finish_stores(Block& block) {
   block.machine->charge_store(block, kTileBytes);
-  if (block.machine->payload && block.unfinished_store)
-    std::memcpy(block.unfinished_store, block.scratch->tile, sizeof block.scratch->tile);
-  block.unfinished_store = nullptr;
+  const TileStore store = block.unfinished_store;
+  if (block.machine->payload)
+    for (i32 i = 0; i < store.rows; ++i)
+      std::memcpy(store.row(i), block.scratch->tile + i64(i) * kTileN, size_t(store.cols) * sizeof(bf16));
+  block.unfinished_store = {};
 }
 
 template <class Source>
@@ -86,6 +90,37 @@ void reduce(Block& block, const Window& window, i32 sources, Source source, i32 
       for (i32 i = 0; i < window.rows; ++i)
         std::memcpy(destination(d) + i * window.stride, block.scratch->tile + i64(i) * kTileN, size_t(window.cols) * sizeof(bf16));
   }
+}
+
+template <class Destination>
+void copy(Block& block, const Strip& strip, const bf16* source, i32 destinations, Destination destination) {
+  const bool payload = block.machine->payload;
+  // The first half of every row is read at the start, the other at the end, as above.
+  const size_t half = size_t(strip.cols / 2), rest = size_t(strip.cols) - half;
+  std::vector<bf16> early;
+  if (payload) {
+    for (i32 d = 0; d < destinations; ++d)
+      for (i32 i = 0; i < strip.rows; ++i) poison(destination(d) + i * strip.stride, strip.cols);
+    early.reserve(size_t(strip.rows) * half);
+    for (i32 i = 0; i < strip.rows; ++i) {
+      const bf16* row = source + i * strip.source_stride;
+      early.insert(early.end(), row, row + half);
+    }
+  }
+  Traffic traffic;
+  traffic.sources = 1;
+  traffic.destinations = destinations;
+  traffic.bytes = i64(strip.rows) * strip.cols * i64(sizeof(bf16));
+  traffic.source[0] = source;
+  for (i32 d = 0; d < destinations; ++d) traffic.destination[d] = destination(d);
+  block.machine->charge_move(block, traffic);
+  if (payload)
+    for (i32 d = 0; d < destinations; ++d)
+      for (i32 i = 0; i < strip.rows; ++i) {
+        bf16* row = destination(d) + i * strip.stride;
+        std::memcpy(row, early.data() + size_t(i) * half, half * sizeof(bf16));
+        std::memcpy(row + half, source + i * strip.source_stride + half, rest * sizeof(bf16));
+      }
 }
 
 }  // namespace mk

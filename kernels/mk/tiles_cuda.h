@@ -263,7 +263,9 @@ __device__ __forceinline__ void gemm_tile(Block& block, const GemmOperands& op) 
   for (i32 i = thread_index(); i < kTileM * kPiecesPerRow; i += kThreads) {
     const i32 row = i / kPiecesPerRow, piece = i % kPiecesPerRow;
     const unsigned char* from = mk_shared + u32(row) * kRowBytesB + u32(piece ^ (row & 7)) * kPiece;
-    store_piece(op.c + row * kTileN + piece * 8, *reinterpret_cast<const Piece*>(from));
+    if (row >= op.c_rows || piece * 8 >= op.c_cols) continue;
+    const i64 to = op.c_row ? op.c_row[row] : row;
+    store_piece(op.c + to * op.ldc + piece * 8, *reinterpret_cast<const Piece*>(from));
   }
   block.sync();  // the ring is free again
 }
@@ -319,6 +321,33 @@ __device__ __forceinline__ void reduce(Block&, const Window& window, i32 sources
 #pragma unroll
       for (i32 i = 0; i < kRowsAtOnce; ++i)
         if (const i64 row = first + i * kRowsApart; row < window.rows) store_piece(to + row * window.stride, rounded[i]);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- copy
+
+// Consecutive threads have consecutive pieces, whatever the shape of the strip, which has fewer than 2^31 of them; each
+// thread keeps kAtOnce loads in flight.
+template <class Destination>
+__device__ __forceinline__ void copy(Block&, const Strip& strip, const bf16* source, i32 destinations,
+                                     Destination destination) {
+  constexpr i32 kAtOnce = 8;
+  const i32 row_pieces = strip.cols / 8, pieces = strip.rows * row_pieces;
+  for (i32 first = thread_index(); first < pieces; first += kAtOnce * kThreads) {
+    Piece held[kAtOnce] = {};
+    i64 at[kAtOnce];
+#pragma unroll
+    for (i32 i = 0; i < kAtOnce; ++i) {
+      const i32 piece = first + i * kThreads, row = piece / row_pieces, column = (piece - row * row_pieces) * 8;
+      at[i] = row * strip.stride + column;
+      if (piece < pieces) held[i] = load_piece(source + row * strip.source_stride + column);
+    }
+    for (i32 d = 0; d < destinations; ++d) {
+      bf16* to = destination(d);
+#pragma unroll
+      for (i32 i = 0; i < kAtOnce; ++i)
+        if (first + i * kThreads < pieces) store_piece(to + at[i], held[i]);
     }
   }
 }

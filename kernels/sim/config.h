@@ -7,9 +7,11 @@ namespace mk {
 #define MK_SIM_CONFIG(S, A)                                                                       \
   S(u64, seed)                                                                                    \
   S(u64, heap_bytes)          /* of one rank */                                                   \
-  S(u64, control_end)         /* the heap's first bytes, always real */                           \
+  S(u64, control_end)         /* the heap's first bytes: words that others see */                 \
+  S(u64, kept_end)            /* metadata up to here: always real, like control words */          \
   S(u64, network_offset)      /* the network region, at the heap's end */                         \
-  S(u64, network_control)     /* its first bytes, always real; all the rest is payload */         \
+  S(u64, network_control)     /* its first bytes, likewise */                                     \
+  S(u64, network_kept)        /* metadata up to here; all the rest is payload */                  \
   S(u64, time_limit_ns)                                                                           \
   S(double, gemm_flops)       /* of one SM, a nanosecond */                                       \
   S(double, tile_overhead_ns)                                                                     \

@@ -4,6 +4,15 @@
 
 namespace mk {
 
+namespace {
+
+// Metadata is moved without data too.
+bool moves(const Simulation& simulation, const WirePut& put) {
+  return simulation.payload || put.destination_offset < simulation.config().network_kept;
+}
+
+}  // namespace
+
 void post_to_wire(Simulation& simulation, Rank& from, i32 node, WirePut put) {
   const SimConfig& config = simulation.config();
   Rank& to = simulation.rail_peer(from, node);
@@ -15,7 +24,7 @@ void post_to_wire(Simulation& simulation, Rank& from, i32 node, WirePut put) {
   put.due = std::max(sent, taken) + picos(config.network_latency_ns);
   put.source_rank = from.index;
   put.first_half = take_first_half(from.network_region + put.source_offset, to.network_region + put.destination_offset,
-                                   simulation.payload ? put.bytes : 0);
+                                   moves(simulation, put) ? put.bytes : 0);
   to.network.wire.push_back(std::move(put));
   ordered_before(&to.network.wire.back());
   if (to.network.wire.size() == 1) simulation.scheduler().wake(to.network.idle, to.network.wire.front().due);
@@ -34,7 +43,7 @@ void run_network(void* argument) {
       task.wire.pop_front();
       const Rank& from = simulation.rank(put.source_rank);
       u64* flags = reinterpret_cast<u64*>(rank.network_region);
-      land(put, simulation.payload, from.network_region + put.source_offset, rank.network_region + put.destination_offset,
+      land(put, moves(simulation, put), from.network_region + put.source_offset, rank.network_region + put.destination_offset,
            flags + put.flag_index);
       simulation.written_by_host(rank, put.flag_index, task.time);
     }

@@ -63,10 +63,9 @@ Simulation::Simulation(const SimConfig& config, const u8* params, size_t params_
     rank.index = i32(r);
     rank.heap = arena_ + r * stride;
     rank.network_region = rank.heap + config.network_offset;
-    mprotect(rank.heap, pages(config.control_end), PROT_READ | PROT_WRITE);
+    mprotect(rank.heap, pages(config.kept_end), PROT_READ | PROT_WRITE);
     const size_t first_page = config.network_offset / kPage * kPage;
-    mprotect(rank.heap + first_page, pages(config.network_offset + config.network_control - first_page),
-             PROT_READ | PROT_WRITE);
+    mprotect(rank.heap + first_page, pages(config.network_offset + config.network_kept - first_page), PROT_READ | PROT_WRITE);
   }
   for (Rank& rank : ranks_) prepare(rank, params + size_t(rank.index) * params_bytes, params_bytes);
 }
@@ -292,6 +291,12 @@ bool Simulation::idle(Block& block, const Awaited& awaited, u64&) {
   return !failed_;
 }
 
+void Simulation::rest(Block& block) {
+  constexpr double kRestNs = 1000;
+  task_of(block).time += picos(kRestNs);
+  scheduler_.arrive();
+}
+
 // Costs
 
 double Simulation::spread(u64 a, u64 b) const {
@@ -306,7 +311,18 @@ void Simulation::charge_gemm(Block& block, i32 k, i32 task) {
   self.time += picos((config_.tile_overhead_ns + flops / config_.gemm_flops) * spread(u64(self.rank->index), u64(task)));
 }
 
+void Simulation::charge_attention(Block& block, i32 keys, i32 d, i32 task) {
+  BlockTask& self = task_of(block);
+  const double flops = 4.0 * kTileM * keys * d;
+  self.time += picos(flops / config_.gemm_flops * spread(u64(self.rank->index), u64(task)));
+}
+
 void Simulation::charge_role_switch(Block& block) { task_of(block).time += picos(config_.role_switch_ns / 2); }
+
+// The first word is a look; the others follow at the rate of a copy.
+void Simulation::charge_pass(Block& block, i64 bytes) {
+  task_of(block).time += picos(config_.poll_ns + double(bytes) / config_.copy_bytes);
+}
 
 void Simulation::charge_move(Block& block, const Traffic& traffic) {
   BlockTask& task = task_of(block);

@@ -74,9 +74,12 @@ class Simulation final : public Machine {
   void after_write(Block& block, const u64* word, Scope scope) override;
   bool idle(Block& block, const Awaited& awaited, u64& attempts) override;
   bool aborted(Block&) override { return failed_; }
+  void rest(Block& block) override;
   void charge_gemm(Block& block, i32 k, i32 task) override;
+  void charge_attention(Block& block, i32 keys, i32 d, i32 task) override;
   void charge_store(Block&, i64) override {}
   void charge_move(Block& block, const Traffic& traffic) override;
+  void charge_pass(Block& block, i64 bytes) override;
   void charge_role_switch(Block& block) override;
 
   // For the network (network.cpp)

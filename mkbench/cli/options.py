@@ -76,4 +76,5 @@ def parse_shape(text: str | None) -> dict[str, int] | None:
     names = [name.strip() for name, _, _ in pairs]
     if len(set(names)) < len(names):
         raise UsageError(f"shape {text!r} gives a dimension twice", hint="write m=4096,n=4096,k=512")
-    return {name.strip(): parse_size(extent) for name, _, extent in pairs}
+    # Zero is no size, but an extent may be one: the workload knows which.
+    return {name.strip(): int(e) if e.strip() == "0" else parse_size(e) for name, _, e in pairs}

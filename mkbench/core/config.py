@@ -57,6 +57,8 @@ def _known_faults(value: tuple[str, ...]) -> tuple[str, ...]:
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)]
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[int, Field(ge=1, strict=True)]
+# Which may be zero, the workload knows.
+Extent = Annotated[int, Field(ge=0, strict=True)]
 # The plan knows the cluster, so that it can name both limits.
 Count = Annotated[int, Field(strict=True)]
 
@@ -66,7 +68,7 @@ class SweepConfig(Strict):
 
     kernels: Names = ("gemm_ar",)
     sizes: Annotated[tuple[Positive, ...], BeforeValidator(_sizes), Field(min_length=1)] | None = None
-    shape: dict[str, Positive] | None = None
+    shape: dict[str, Extent] | None = None
     comm_sms: Annotated[tuple[Count, ...], BeforeValidator(_axis), Field(min_length=1)] | None = None
     policies: Names = POLICIES
     platform: str = "auto"

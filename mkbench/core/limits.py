@@ -2,7 +2,7 @@
 
 from mkbench.core.errors import UsageError
 from mkbench.core.point import Point
-from mkbench.core.workloads.gemm_ar import TILE_BYTES
+from mkbench.core.workloads.gemm import TILE_BYTES
 
 MAX_NODE_RANKS = 16
 """Ranks that share NVLink: kMaxNodeRanks of kernels/mk/types.h."""

@@ -9,10 +9,11 @@ from mkbench.core.workloads import workload
 
 
 def heap_bytes(point: Point, *, data: bool) -> int:
-    """Return about all memory of one rank, heap and network region; without data, the control part."""
+    """Return about all memory of one rank, heap and network region; without data, what is kept even so."""
     kernel, where = workload(point.kernel), (point.nodes, point.ranks_per_node, point.chunk_tiles)
-    payload = sum(buffer.bytes for buffer in kernel.buffers(point.shape, *where)) if data else 0
-    return payload + kernel.control_bytes(point.shape, *where)
+    buffers = kernel.buffers(point.shape, *where)
+    kept = sum(buffer.bytes for buffer in buffers if data or buffer.metadata)
+    return kept + kernel.control_bytes(point.shape, *where)
 
 
 def network_bytes(point: Point) -> int:

@@ -89,7 +89,7 @@ def _points(
             seed=config.seed,
             data=bool(config.data),
             family=config.family or "exact",
-            flops_per_rank=kernel.flops_per_rank(shape),
+            flops_per_rank=kernel.flops_per_rank(shape, cluster.ranks),
             lower_bound_us=kernel.lower_bound_us(shape, cluster),
             network_bytes=kernel.network_bytes(shape, cluster.nodes, cluster.ranks_per_node),
             deadline_s=config.deadline_s,

@@ -55,7 +55,10 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        return asdict(self) | {"faults": [asdict(fault) for fault in self.faults]}
+        return asdict(self) | {
+            "shape": self.shape.to_json(),
+            "faults": [asdict(fault) for fault in self.faults],
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Point":

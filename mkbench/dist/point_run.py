@@ -17,7 +17,7 @@ from mkbench.core.measurement import Check
 from mkbench.core.pace import fs_per_byte
 from mkbench.core.point import Point
 from mkbench.core.workloads import workload
-from mkbench.core.workloads.base import Family, Shape
+from mkbench.core.workloads.base import Family, Output, Shape, metadata_inputs
 from mkbench.dist import abort, verify
 from mkbench.dist.engine import Bytes, EngineMaker
 from mkbench.dist.errors import OutOfDeviceMemory
@@ -99,14 +99,13 @@ class PointRun:
         """Write this rank's inputs of a seed and family, which the next check goes by."""
         self._enter("inputs", self._making_s(1))
         self._seed, self._family, point = seed, family, self.point
-        pitches = int(self._params["lda"]), int(self._params["ldb"])
-        inputs = _inputs(point.kernel, point.shape, self._place.rank, point.ranks, seed, family, pitches)
-        for name, values in zip("ab", inputs, strict=True):
+        inputs = _inputs(point.kernel, point.shape, self._place.rank, point.ranks, seed, family)
+        for name, values in inputs.items():
             self._engine.write(self._layout.offsets[name], values)
 
     def poison(self) -> None:
         """Make every element of the output wrong, so that one which the next launch leaves out is found."""
-        self._engine.fill(self._layout.offsets["out"], self._out_bytes, verify.POISON_BYTE)
+        self._engine.fill(self._layout.offsets["out"], self._output.bytes, verify.POISON_BYTE)
         self._engine.fill(*self._history, 0)
 
     def launch(self, index: int) -> Round:
@@ -128,13 +127,13 @@ class PointRun:
 
     def verify(self) -> Check:
         """Compare every element of every rank's output with the reference."""
-        point, shape = self.point, self.point.shape
-        # The reference may have to be made, for which rank 0 makes the inputs of all ranks.
+        point, shape, end = self.point, self.point.shape, self._output
+        # The reference may have to be made, and for it the inputs of all ranks.
         self._enter("verify", self._making_s(point.ranks))
         reference = _references.get(self._place.world, self._engine, point, self._seed, self._family)
         tolerance = None if self._family == "exact" else workload(point.kernel).tolerance(shape, point.ranks)
-        with self._engine.view(self._layout.offsets["out"], self._out_bytes, reference) as out:
-            found = out.view(np.uint16).reshape(shape.m, -1)[:, : shape.n]
+        with self._engine.view(self._layout.offsets["out"], end.bytes, reference) as out:
+            found = out.view(np.uint16).reshape(end.rows, end.pitch)[:, : end.columns]
             comparison = verify.compare(self._place.rank, found, reference, tolerance)
         return verify.merge(self._place.world.allgather(comparison))
 
@@ -169,12 +168,16 @@ class PointRun:
 
     def _making_s(self, ranks: int) -> float:
         """How long it may take to make the inputs of `ranks` ranks."""
-        shape = self.point.shape
-        return max(self._setup_s, ranks * shape.k * (shape.m + shape.n) / _INPUTS_PER_S)
+        point = self.point
+        kernel = workload(point.kernel)
+        pitches = kernel.pitches(point.shape)
+        buffers = kernel.buffers(point.shape, point.nodes, point.ranks_per_node, point.chunk_tiles)
+        elements = sum(buffer.bytes for buffer in buffers if buffer.name in pitches) / 2
+        return max(self._setup_s, ranks * elements / _INPUTS_PER_S)
 
     @property
-    def _out_bytes(self) -> int:
-        return 2 * self.point.shape.m * int(self._params["ldb"])
+    def _output(self) -> Output:
+        return workload(self.point.kernel).output(self.point.shape, self._place.rank, self.point.ranks)
 
     @property
     def _history(self) -> tuple[int, int]:
@@ -217,12 +220,14 @@ def _inputs(
     ranks: int,
     seed: int,
     family: Family,
-    pitches: tuple[int, int],
-) -> tuple[Bytes, Bytes]:
-    """Return the inputs of a rank as bytes of bf16, in rows of `pitches` elements, zeros at their ends."""
-    inputs = workload(kernel).inputs(shape, rank, ranks, seed, family)
-    a, b = (_padded(to_bf16(values), pitch) for values, pitch in zip(inputs, pitches, strict=True))
-    return a, b
+) -> dict[str, Bytes]:
+    """Return the inputs of a rank by buffer, as bytes: bf16 in rows padded with zeros, and metadata."""
+    chosen = workload(kernel)
+    inputs, pitches = chosen.inputs(shape, rank, ranks, seed, family), chosen.pitches(shape)
+    metadata = metadata_inputs(chosen, shape, rank, ranks)
+    return {name: _padded(to_bf16(values), pitches[name]) for name, values in inputs.items()} | {
+        name: values.reshape(-1).view(np.uint8) for name, values in metadata.items()
+    }
 
 
 def _padded(values: NDArray[np.uint16], pitch: int) -> Bytes:

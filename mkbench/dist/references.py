@@ -1,4 +1,4 @@
-"""What every rank's result is compared with: rank 0 makes it, all keep it for the points that share it."""
+"""What results are compared with: made once, kept for the points that share it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Key = tuple[str, Shape, int, int, Family]
 
 
 class References:
-    """The references of one rank, in the memory of its engine: the same ones on every rank."""
+    """The references of one rank, in the memory of its engine."""
 
     def __init__(self) -> None:
         self._kept: dict[Key, Matrix] = {}
@@ -36,21 +36,29 @@ class References:
             del self._kept[key]
 
     def get(self, world: Intracomm, engine: Engine, point: Point, seed: int, family: Family) -> Matrix:
-        """Return C[m, n] as `engine.keep` returned it. Collective, with the same arguments on all ranks."""
+        """Return what this rank must end up with, as `engine.keep` returned it.
+
+        Collective, with the same arguments on all ranks.
+        """
         key = (point.kernel, point.shape, point.ranks, seed, family)
         if key not in self._kept:
             while len(self._kept) >= _KEPT:
                 del self._kept[next(iter(self._kept))]
-            self._kept[key] = engine.keep(_received(world, engine, key))
+            made = _received if workload(point.kernel).is_replicated else _made
+            self._kept[key] = engine.keep(made(world, engine, key))
         return self._kept[key]
 
 
-def _received(world: Intracomm, engine: Engine, key: Key) -> Matrix:
+def _made(world: Intracomm, engine: Engine, key: Key) -> Matrix:
     kernel, shape, ranks, seed, family = key
-    if world.rank == 0:
-        values = workload(kernel).reference(shape, ranks, seed, family, engine.sum_products)
-    else:
-        values = np.empty((shape.m, shape.n), dtype=np.float32)
-    for band in bands(shape.m, shape.n, _PIECE):
+    return workload(kernel).reference(shape, world.rank, ranks, seed, family, engine.sum_products)
+
+
+def _received(world: Intracomm, engine: Engine, key: Key) -> Matrix:
+    """Return what rank 0 made, which all share."""
+    kernel, shape, ranks = key[:3]
+    end = workload(kernel).output(shape, 0, ranks)
+    values = _made(world, engine, key) if world.rank == 0 else np.empty((end.rows, end.columns), np.float32)
+    for band in bands(end.rows, end.columns, _PIECE):
         world.Bcast(values[band])
     return values

@@ -30,13 +30,15 @@ class HeapLayout:
     """Byte offsets in every rank's symmetric heap, and in its network region for what the proxies move.
 
     Both start with control words: the heap with flags, counters, history and trace up to `control_end`, the
-    network region with its flags.
+    network region with its flags. Metadata follows, up to `kept_end` and `network_kept`; then comes payload.
     """
 
     offsets: Mapping[str, int]
     control_end: int
+    kept_end: int
     bytes: int
     network_control_bytes: int
+    network_kept: int
     network_bytes: int
 
 
@@ -70,7 +72,7 @@ def launch_parameters(
         ring_depth=RING_DEPTH,
         history_capacity=history_rows,
         trace_capacity=trace_capacity,
-        **kernel.parameters(shape, local_ranks, point.chunk_tiles),
+        **kernel.parameters(shape, nodes, local_ranks, point.chunk_tiles),
     )
     history = _up(_size(library.mk_control_bytes, params))
     network_control = _up(_size(library.mk_network_control_bytes, params))
@@ -78,15 +80,18 @@ def launch_parameters(
     control_end = trace + _up(point.blocks * (trace_capacity + 1) * layout.dtype("TraceEvent").itemsize)
     params["control_offset"], params["history_offset"], params["trace_offset"] = 0, history, trace
     offsets = {"history": history, "trace": trace}
-    end, network_end = control_end, network_control
-    for buffer in kernel.buffers(shape, nodes, local_ranks, point.chunk_tiles):
-        if buffer.network:
-            params[buffer.name] = offsets[buffer.name] = network_end
-            network_end += buffer.bytes
-        else:
-            params[buffer.name] = offsets[buffer.name] = end
-            end += buffer.bytes
-    return params, HeapLayout(offsets, control_end, end, network_control, network_end)
+    ends, kept = [control_end, network_control], [control_end, network_control]
+    # A sort that keeps the order otherwise.
+    for buffer in sorted(
+        kernel.buffers(shape, nodes, local_ranks, point.chunk_tiles), key=lambda buffer: not buffer.metadata
+    ):
+        params[buffer.name] = offsets[buffer.name] = ends[buffer.network]
+        ends[buffer.network] += buffer.bytes
+        if buffer.metadata:
+            kept[buffer.network] = ends[buffer.network]
+    return params, HeapLayout(
+        offsets, control_end, kept[False], ends[False], network_control, kept[True], ends[True]
+    )
 
 
 def _size(function: Any, params: Record) -> int:

@@ -18,6 +18,7 @@ from mkbench.core.measurement import Check, Measurement
 from mkbench.core.partition import Partition
 from mkbench.core.plan import Plan, Point
 from mkbench.core.workloads import workload
+from mkbench.core.workloads.base import Matrix
 from mkbench.dist.processes import die_with_parent
 from mkbench.dist.verify import compare, merge
 from mkbench.platforms.simulate import Result, Simulation, load
@@ -123,9 +124,18 @@ def measure(point: Point, cluster: ClusterProfile) -> Measurement:
 
 def verify(simulation: Simulation) -> Check:
     """Compare every element of every rank bit for bit with the exact reference."""
-    point = simulation.point
-    reference = workload(point.kernel).reference(point.shape, point.ranks, point.seed, "exact")
-    return merge([compare(rank, simulation.output(rank), reference, None) for rank in range(point.ranks)])
+    point, kernel = simulation.point, workload(simulation.point.kernel)
+
+    def reference(rank: int) -> Matrix:
+        return kernel.reference(point.shape, rank, point.ranks, point.seed, "exact")
+
+    first = reference(0)
+    return merge(
+        [
+            compare(rank, simulation.output(rank), first if kernel.is_replicated else reference(rank), None)
+            for rank in range(point.ranks)
+        ]
+    )
 
 
 def _message(result: Result, check: Check | None) -> str | None:

@@ -18,6 +18,7 @@ from mkbench.core.cluster import ClusterProfile
 from mkbench.core.errors import EnvironmentProblem, UsageError
 from mkbench.core.plan import Point
 from mkbench.core.workloads import workload
+from mkbench.core.workloads.base import metadata_inputs
 from mkbench.dist.verify import POISON
 from mkbench.platforms.launch_parameters import HeapLayout, Record, launch_parameters
 
@@ -88,6 +89,7 @@ class Simulation:
                 hint="choose a smaller size",
             )
         self.launches = launches
+        self._write_metadata()
 
     def __enter__(self) -> Simulation:
         return self
@@ -101,6 +103,8 @@ class Simulation:
 
     def view(self, rank: int, offset: int, count: int, dtype: Any) -> NDArray[Any]:
         """Return `count` elements of a rank's heap from byte `offset`, in place."""
+        if count == 0:
+            return np.empty(0, dtype)
         base = self._library.heap(self._handle, rank)
         size = count * np.dtype(dtype).itemsize
         return np.frombuffer((ctypes.c_char * size).from_address(base + offset), dtype=dtype, count=count)
@@ -108,17 +112,29 @@ class Simulation:
     def fill_inputs(self) -> None:
         """Write every rank's inputs and poison its output. Needs data on."""
         point, kernel = self.point, workload(self.point.kernel)
-        lda, ldb = int(self._params["lda"][0]), int(self._params["ldb"][0])
+        pitches = kernel.pitches(point.shape)
         for rank in range(point.ranks):
-            a, b = kernel.inputs(point.shape, rank, point.ranks, point.seed, "exact")
-            self._matrix(rank, "a", point.shape.m, lda)[:, : point.shape.k] = to_bf16(a)
-            self._matrix(rank, "b", point.shape.k, ldb)[:, : point.shape.n] = to_bf16(b)
-            self._matrix(rank, "out", point.shape.m, ldb)[:] = POISON
+            inputs = kernel.inputs(point.shape, rank, point.ranks, point.seed, "exact")
+            for name, values in inputs.items():
+                rows, columns = values.shape
+                self._matrix(rank, name, rows, pitches[name])[:, :columns] = to_bf16(values)
+            self._output(rank).fill(POISON)
+
+    def _write_metadata(self) -> None:
+        point = self.point
+        for rank in range(point.ranks):
+            metadata = metadata_inputs(workload(point.kernel), point.shape, rank, point.ranks)
+            for name, values in metadata.items():
+                self.view(rank, self.heap.offsets[name], values.size, values.dtype)[:] = values.reshape(-1)
 
     def output(self, rank: int) -> NDArray[np.uint16]:
-        """Return out[m, n] of a rank as bf16 bits, in place."""
-        ldb = int(self._params["ldb"][0])
-        return self._matrix(rank, "out", self.point.shape.m, ldb)[:, : self.point.shape.n]
+        """Return what a rank ended up with as bf16 bits, rows x columns, in place."""
+        end = workload(self.point.kernel).output(self.point.shape, rank, self.point.ranks)
+        return self._output(rank)[:, : end.columns]
+
+    def _output(self, rank: int) -> NDArray[np.uint16]:
+        end = workload(self.point.kernel).output(self.point.shape, rank, self.point.ranks)
+        return self._matrix(rank, "out", end.rows, end.pitch)
 
     def _matrix(self, rank: int, buffer: str, rows: int, stride: int) -> NDArray[np.uint16]:
         return self.view(rank, self.heap.offsets[buffer], rows * stride, np.uint16).reshape(rows, stride)
@@ -192,8 +208,10 @@ def sim_config(
         seed=seed,
         heap_bytes=heap.bytes + heap.network_bytes,
         control_end=heap.control_end,
+        kept_end=heap.kept_end,
         network_offset=heap.bytes,
         network_control=heap.network_control_bytes,
+        network_kept=heap.network_kept,
         time_limit_ns=int(point.deadline_s * 1e9),
         gemm_flops=hardware.rate("gemm_tflops") * 1e3 / hardware.blocks,
         tile_overhead_ns=hardware.rate("tile_overhead_ns"),

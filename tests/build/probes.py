@@ -1,4 +1,4 @@
-"""Kernels that hold one part of gemm_ar.cu or of the device library each, to look at its machine code."""
+"""Kernels that hold one part of a kernel file or of the device library each, to look at its machine code."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def probe(bodies: Mapping[str, str], kernels: Path, arch: str, cache: Cache) -> 
     return _compile("\n".join(text), kernels, arch, cache)
 
 
-def probe_gemm_ar(
-    bodies: Mapping[str, str], kernels: Path, arch: str, cache: Cache
+def probe_kernel(
+    kernel: str, bodies: Mapping[str, str], kernels: Path, arch: str, cache: Cache
 ) -> dict[str, set[Access]]:
     """Accesses of each body, a statement about `kernel`, which the kernel file itself sets up."""
-    source = (kernels / "gemm_ar.cu").read_text()
+    source = (kernels / f"{kernel}.cu").read_text()
     setup = re.search(
-        r"^void gemm_ar\(Block& block, const Params& p\) \{\n(.*?)^  run_roles\(", source, re.M | re.S
+        rf"^void {kernel}\(Block& block, const Params& p\) \{{\n(.*?)^  run_\w+\(", source, re.M | re.S
     )
     assert setup is not None
     parts = [

@@ -73,3 +73,12 @@ def test_where_the_controller_started_is_not_taken_for_the_whole_launch(fake, mk
     assert "at the start: " in mkbench(*RUN, "--policy", "adaptive").stdout
     assert "at the start: " not in mkbench(*RUN, "--comm-sms", "1").stdout
     assert " 1 block communication" in mkbench(*RUN, "--comm-sms", "1").stdout
+
+
+def test_an_extent_may_be_zero_where_the_kernel_has_one(fake, mkbench):
+    fake.behave = lambda point: Measurement("ok", samples_us=(1e6,))
+    result = mkbench("run", "ring_attention", "--platform", "sim", "--shape", "s=4K,causal=0", "--out", "out")
+    assert result.exit_code == 0, result.stderr
+    record = json.loads((Path("out") / "records.jsonl").read_text())
+    assert record["shape"] == {"b": 4, "h": 16, "g": 16, "s": 4096, "d": 128, "causal": 0}
+    assert mkbench(*RUN, "--shape", "m=0,n=1,k=1").exit_code == 2

@@ -53,7 +53,7 @@ class FakeEngine:
 
 @pytest.fixture
 def point(make_point):
-    return make_point(shape=Shape(20, 12, 8), ranks=2)
+    return make_point(shape=Shape(m=20, n=12, k=8), ranks=2)
 
 
 def test_every_rank_gets_what_rank_0_makes_and_keeps_it_in_its_engine(point, monkeypatch: pytest.MonkeyPatch):
@@ -63,7 +63,7 @@ def test_every_rank_gets_what_rank_0_makes_and_keeps_it_in_its_engine(point, mon
     found = [
         References().get(World(rank, sent), engine, point, 7, "exact") for rank, engine in enumerate(engines)
     ]
-    expected = workload(point.kernel).reference(point.shape, 2, 7, "exact")
+    expected = workload(point.kernel).reference(point.shape, 0, 2, 7, "exact")
     for values in found:
         assert isinstance(values, Memory)
         assert np.array_equal(values, expected)
@@ -80,7 +80,7 @@ def test_it_is_made_once_for_the_points_that_share_it(point):
     assert engine.sums == 2
 
 
-@pytest.mark.parametrize("change", [{"shape": Shape(20, 12, 9)}, {"ranks": 3}])
+@pytest.mark.parametrize("change", [{"shape": Shape(m=20, n=12, k=9)}, {"ranks": 3}])
 def test_a_point_that_cannot_use_them_finds_the_memory_free(point, change):
     kept, engine, world = References(), FakeEngine(), World(0, [])
     for family in ("exact", "normal"):

@@ -95,7 +95,7 @@ def test_after_a_hang_and_after_a_heap_that_does_not_fit_the_next_point_is_measu
     (hangs,) = points(1, 4, shape={"m": 4096, "n": 4096, "k": 1024}, deadline_s=3e-5)
     (works,) = points(1, 4)
     # Beyond what a plan lets pass: one rank's heap fits, those of all four do not.
-    large = replace(works, shape=Shape(131072, 131072, 32768))
+    large = replace(works, shape=Shape(m=131072, n=131072, k=32768))
     hung, oom, worked = measure([hangs, large, works])
     assert hung.status == "hang"
     assert re.search(WAITS, hung.message or ""), hung.message

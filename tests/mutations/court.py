@@ -62,11 +62,12 @@ class Judge:
         """End the process."""
         self._process.communicate(timeout=60)
 
-    def judge(self, library: Path, gauntlet: Gauntlet, seeds: int) -> Verdict:
+    def judge(self, kernel: str, library: Path, gauntlet: Gauntlet, seeds: int) -> Verdict:
         """Put one library through a gauntlet, the simulator's with `seeds` random orders."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {
+            "kernel": kernel,
             "library": str(library),
             "gauntlet": gauntlet,
             "seeds": seeds,
@@ -111,7 +112,7 @@ class Court:
         edits = {mutant.file: mutant.apply((kernels_dir() / mutant.file).read_text())}
         try:
             for gauntlet, variant in _hearings(mutant):
-                verdict = self.judge(gauntlet, variant, edits, folder / gauntlet / variant)
+                verdict = self.judge(mutant.kernel, gauntlet, variant, edits, folder / gauntlet / variant)
                 if verdict.detector:
                     return verdict
             return Verdict(None)
@@ -122,16 +123,17 @@ class Court:
 
     def judge(
         self,
+        kernel: str,
         gauntlet: Gauntlet,
         variant: cpu.Variant,
         edits: Mapping[str, str],
         folder: Path,
         seeds: int | None = None,
     ) -> Verdict:
-        """Build the kernels with `edits` and put them through one gauntlet."""
-        library = build(gauntlet, variant, edits, folder)
+        """Build a kernel with `edits` and put it through one gauntlet."""
+        library = build(kernel, gauntlet, variant, edits, folder)
         with self._borrow(variant) as judge:
-            return judge.judge(library, gauntlet, _SEEDS[variant] if seeds is None else seeds)
+            return judge.judge(kernel, library, gauntlet, _SEEDS[variant] if seeds is None else seeds)
 
     @contextmanager
     def _borrow(self, variant: cpu.Variant) -> Iterator[Judge]:

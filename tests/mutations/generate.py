@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+KERNEL = "gemm_ar"
+"""What stands for all kernels where a mutant is of what they share."""
+
 SOURCES = (
     # First those that are tried on threads, where a lost signal costs a real time limit.
     "proxy/proxy.cpp",
@@ -21,7 +24,11 @@ SOURCES = (
     "proxy/connection.h",
     "proxy/staged.h",
     "proxy/copy_engine.h",
+    "ag_gemm.cu",
     "gemm_ar.cu",
+    "gemm_rs.cu",
+    "mk/all_gather.h",
+    "mk/reduction.h",
     "mk/flags.h",
     "mk/command_queue.h",
     "mk/tiles.h",
@@ -51,6 +58,13 @@ class Mutant:
     def apply(self, text: str) -> str:
         """Return the file's text with the edit."""
         return text[: self.start] + self.replacement + text[self.end :]
+
+    @property
+    def kernel(self) -> str:
+        """The kernel to try it on."""
+        if self.file == "mk/all_gather.h" or "_each" in self.edited:
+            return "ag_gemm"
+        return Path(self.file).stem if self.file.endswith(".cu") else KERNEL
 
     @property
     def edited(self) -> str:
@@ -104,7 +118,9 @@ def _first_argument(suffix: str) -> Callable[[str], str]:
     return replaced
 
 
-_SIGNALS = _calls("signal", "store", "say_finished", "release_flag", "set_flag", "post_to_wire")
+_SIGNALS = _calls(
+    "signal", "signal_each", "store", "store_each", "say_finished", "release_flag", "set_flag", "post_to_wire"
+)
 _WAITS = _calls("wait_all", "reached_all", "poll")
 _ORDER, _MEMORY_ORDER = r"(?<!case )\bOrder::", r"\bstd::memory_order_"
 _WEAKENED = r"(?:release|acquire|acq_rel)\b"
@@ -154,7 +170,7 @@ RULES = (
     Rule("lap ignored", r"\blap << 63", ("u64(1) << 63",)),
     Rule("lap ignored", r">> 63 != lap\b", ("< 0",)),
     Rule("count off by one", _calls("completes"), (_last_argument("- 1"), _last_argument("+ 1")), call=True),
-    Rule("count off by one", r"\+ 1 == total\b", ("== total", "+ 2 == total")),
+    Rule("count off by one", r"\+ n == total\b", ("== total", "+ n + 1 == total")),
 )
 
 

@@ -1,8 +1,8 @@
 """A process that puts libraries through the gauntlet, each in a child of its own, which may crash or hang.
 
-It reads one request a line, {"library": path, "gauntlet": "simulator" or "threads", "seeds": n,
-"driver": path, "timeout_s": s}, and answers with one, {"detector": name or null, "detail": text}. Start it
-with libtsan preloaded for libraries of the variant "tsan".
+It reads one request a line, {"kernel": name, "library": path, "gauntlet": "simulator" or "threads",
+"seeds": n, "driver": path, "timeout_s": s}, and answers with one, {"detector": name or null, "detail":
+text}. Start it with libtsan preloaded for libraries of the variant "tsan".
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ RACE = 66
 _CAUGHT = 65
 
 
-def judge(library: str, gauntlet: str, seeds: int, driver: str, timeout_s: float) -> dict[str, str | None]:
+def judge(
+    kernel: str, library: str, gauntlet: str, seeds: int, driver: str, timeout_s: float
+) -> dict[str, str | None]:
     """Return the detector that catches the library, and how."""
     with tempfile.TemporaryFile() as said:
         child = os.fork()
@@ -32,7 +34,7 @@ def judge(library: str, gauntlet: str, seeds: int, driver: str, timeout_s: float
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
             signal.setitimer(signal.ITIMER_REAL, timeout_s)  # SIGALRM ends the child
-            _run(library, gauntlet, seeds, driver)
+            _run(kernel, library, gauntlet, seeds, driver)
         status = os.waitpid(child, 0)[1]
         said.seek(0)
         text = said.read().decode(errors="replace")
@@ -48,12 +50,12 @@ def judge(library: str, gauntlet: str, seeds: int, driver: str, timeout_s: float
     return {"detector": None if code == 0 else "error", "detail": text[-2000:]}
 
 
-def _run(library: str, gauntlet: str, seeds: int, driver: str) -> NoReturn:
+def _run(kernel: str, library: str, gauntlet: str, seeds: int, driver: str) -> NoReturn:
     """Leave the child, at once if something was found, else by way of ThreadSanitizer's check at exit."""
     try:
         # Kept until the process ends: a run that is cleaned up behind a complaint only makes more of them.
         if gauntlet == "simulator":
-            complaints = simulator.complaints(Path(library), range(seeds))
+            complaints = simulator.complaints(kernel, Path(library), range(seeds))
         else:
             import host_gauntlet  # here, where the tiles are small already
 

@@ -1,4 +1,4 @@
-"""The simulator runs the kernel, not a formula: three edits of gemm_ar.cu, and what they come to."""
+"""The simulator runs the kernel, not a formula: three edits of gemm_ar, and what they come to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mkbench.build.cpu import build_library
 from mkbench.core.config import load_config
 from mkbench.core.plan import make_plan
 from mkbench.core.resources import kernels_dir
-from mkbench.core.workloads.gemm_ar import TILE_BYTES
+from mkbench.core.workloads.gemm import TILE_BYTES
 from mkbench.platforms.sim import verify
 from mkbench.platforms.simulate import Simulation, load
 
@@ -24,12 +24,13 @@ Start = Callable[..., Simulation]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that prepares the kernel with the one match of a pattern in gemm_ar.cu replaced."""
+    """Return a function that prepares the kernel with the one match of a pattern in a file replaced."""
     running: list[Simulation] = []
 
-    def prepare(pattern: str, replacement: str, *, nodes: int, ranks_per_node: int) -> Simulation:
-        source = tmp_path / "kernels" / "gemm_ar.cu"
-        shutil.copytree(kernels_dir(), source.parent)
+    def prepare(file: str, pattern: str, replacement: str, *, nodes: int, ranks_per_node: int) -> Simulation:
+        sources = tmp_path / "kernels"
+        shutil.copytree(kernels_dir(), sources)
+        source = sources / file
         code, count = re.subn(pattern, replacement, source.read_text())
         assert count == 1
         source.write_text(code)
@@ -39,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "shape": SHAPE, "comm_sms": [4], "policies": ["static"], "chunk_tiles": 1, "data": True,
         }  # fmt: skip
         plan = make_plan(load_config(None, settings))
-        library = load(build_library("gemm_ar", sources=source.parent))
+        library = load(build_library("gemm_ar", sources=sources))
         running.append(Simulation(library, plan.points[0], plan.cluster, seed=1))
         running[-1].fill_inputs()
         return running[-1]
@@ -51,7 +52,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def test_a_dropped_signal_is_a_deadlock_that_says_who_waits_for_what(start: Start) -> None:
     signal = r"signal<Scope::system>\([^;]*\bready\b"
-    simulation = start(signal, r"if (tile != 3) \g<0>", nodes=1, ranks_per_node=2)
+    simulation = start("mk/reduction.h", signal, r"if (tile != 3) \g<0>", nodes=1, ranks_per_node=2)
     result = simulation.run()
     assert result.status == "deadlock"
     # Tile 3 is the second that rank 1 owns; its flags are those of two ranks each.
@@ -63,7 +64,7 @@ def test_a_dropped_signal_is_a_deadlock_that_says_who_waits_for_what(start: Star
 
 def test_a_skipped_tile_is_a_wrong_result_that_names_the_element(start: Start) -> None:
     broadcast = r"reduce\(block, window, sources,"
-    simulation = start(broadcast, r"if (tile != 3) \g<0>", nodes=1, ranks_per_node=2)
+    simulation = start("gemm_ar.cu", broadcast, r"if (tile != 3) \g<0>", nodes=1, ranks_per_node=2)
     assert simulation.run().status == "ok"
     check = verify(simulation)
     assert check.mismatches == 2 * 128 * 256
@@ -73,7 +74,7 @@ def test_a_skipped_tile_is_a_wrong_result_that_names_the_element(start: Start) -
 
 def test_a_chunk_sent_twice_shows_in_the_network_bytes(start: Start) -> None:
     twice = "return send(chunk) && (chunk != 0 || send(chunk));"
-    simulation = start(r"return send\(chunk\);", twice, nodes=2, ranks_per_node=2)
+    simulation = start("gemm_ar.cu", r"return send\(chunk\);", twice, nodes=2, ranks_per_node=2)
     result = simulation.run()
     assert simulation.point.network_bytes == 2 * 9 * TILE_BYTES
     assert result.payload_bytes == simulation.point.network_bytes + 4 * TILE_BYTES

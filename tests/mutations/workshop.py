@@ -28,8 +28,8 @@ Gauntlet = Literal["simulator", "threads"]
 # Never both proxies, the host's and the simulator's: they hold the same inline functions, of which the linker
 # would choose one.
 _UNITS: Mapping[Gauntlet, tuple[str, ...]] = {
-    "simulator": ("gemm_ar.cu", "host/layout.cpp", "proxy/proxy_sim.cpp", "sim/"),
-    "threads": ("gemm_ar.cu", "host/", "proxy/proxy.cpp"),
+    "simulator": ("host/layout.cpp", "proxy/proxy_sim.cpp", "sim/"),
+    "threads": ("host/", "proxy/proxy.cpp"),
 }
 # Simulator and layout use no part of the protocol; what they include of it need not be compiled again.
 _FIXED = ("sim/", "host/layout.cpp")
@@ -42,8 +42,10 @@ _headers_folder = tempfile.TemporaryDirectory(prefix="mkbench-headers-")
 _headers = Cache(Path(_headers_folder.name))
 
 
-def build(gauntlet: Gauntlet, variant: cpu.Variant, edits: Mapping[str, str], folder: Path) -> Path:
-    """Return the library for one gauntlet, with small tiles. `edits`: whole files that replace the kernels'.
+def build(
+    kernel: str, gauntlet: Gauntlet, variant: cpu.Variant, edits: Mapping[str, str], folder: Path
+) -> Path:
+    """Return a kernel's library for one gauntlet, with small tiles. `edits`: whole files that replace others.
 
     `folder` receives the changed sources and what is compiled from them. Raises BuildFailed.
     """
@@ -52,9 +54,9 @@ def build(gauntlet: Gauntlet, variant: cpu.Variant, edits: Mapping[str, str], fo
     if edits:
         changed, own = _tree(folder / "kernels", edits), Cache(folder / "build")
     objects = []
-    for unit in cpu._units("gemm_ar", original, DEFINES, variant):
+    for unit in cpu._units(kernel, original, DEFINES, variant):
         name = unit.source.relative_to(original).as_posix()
-        if not name.startswith(_UNITS[gauntlet]):
+        if not name.startswith((f"{kernel}.cu", *_UNITS[gauntlet])):
             continue
         files = {file.relative_to(original).as_posix() for file in included_files(unit.source, original)}
         recompiled = bool(files & set(edits)) and not name.startswith(_FIXED)
@@ -64,7 +66,7 @@ def build(gauntlet: Gauntlet, variant: cpu.Variant, edits: Mapping[str, str], fo
             flags = (*flags, "-include", str(_standard_headers(flags)))
         unit = replace(unit, source=root / name, flags=flags)
         objects.append(cpu._compile(unit, root, compiler, store))
-    return cpu._link("gemm_ar", objects, variant, compiler, own)
+    return cpu._link(kernel, objects, variant, compiler, own)
 
 
 def _standard_headers(flags: tuple[str, ...]) -> Path:

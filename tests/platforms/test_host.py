@@ -114,6 +114,17 @@ def test_normal_data_is_within_the_tolerance():
     assert measurement.status == "ok", measurement.message
 
 
+@pytest.mark.parametrize("family", ["exact", "normal"])
+def test_tokens_reach_their_experts_on_two_nodes(family: str):
+    shape = {"t": 1300, "hidden": 96, "inter": 300, "experts": 8, "topk": 3, "skew": 80}
+    plan = plan_of(2, 2, kernels="moe_dispatch_gemm", shape=shape, family=family)
+    (measurement,) = measure(plan)
+    assert measurement.status == "ok", measurement.message
+    assert measurement.check is not None
+    assert (measurement.check.elements, measurement.check.mismatches) == (1300 * 3 * 300, 0)
+    assert measurement.network_bytes == plan.points[0].network_bytes
+
+
 def test_no_points_start_no_ranks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     assert list(HostPlatform().run([])) == []

@@ -19,6 +19,7 @@ from mkbench.build.cpu import build_library
 from mkbench.core import limits
 from mkbench.core.errors import EnvironmentProblem
 from mkbench.core.resources import kernels_dir
+from mkbench.core.workloads.base import Shape
 from mkbench.platforms.sim import measure
 from mkbench.platforms.simulate import load
 
@@ -46,7 +47,7 @@ READY_SIGNAL = "signal<Scope::system>(block, map.told(map.owner(tile), ready, sl
 
 
 def test_a_dropped_signal_is_a_deadlock_that_names_who_waits_for_what(edited: Edit) -> None:
-    sources = edited("gemm_ar.cu", READY_SIGNAL, f"if (tile != 5 || p.rank != 3) {READY_SIGNAL}")
+    sources = edited("mk/reduction.h", READY_SIGNAL, f"if (tile != 5 || p.rank != 3) {READY_SIGNAL}")
     case = case_of(**TWO_BY_TWO)
     result = result_of(case, sources=sources)
     assert result.status == "deadlock"
@@ -64,7 +65,7 @@ def test_a_dropped_signal_is_a_deadlock_that_names_who_waits_for_what(edited: Ed
 
 
 def test_a_long_report_is_cut(edited: Edit) -> None:
-    sources = edited("gemm_ar.cu", READY_SIGNAL, f"if (p.rank != 0) {READY_SIGNAL}")
+    sources = edited("mk/reduction.h", READY_SIGNAL, f"if (p.rank != 0) {READY_SIGNAL}")
     case = case_of(nodes=1, ranks_per_node=3, blocks=30, shape={"m": 1000, "n": 2000, "k": 8}, comm_sms="20")
     lines = result_of(case, sources=sources).report.splitlines()
     waiting = int(lines[0].split()[1])
@@ -74,19 +75,22 @@ def test_a_long_report_is_cut(edited: Edit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "text"),
+    ("file", "old", "new", "text"),
     [
         (
+            "mk/reduction.h",
             READY_SIGNAL,
             READY_SIGNAL.replace("system", "gpu"),
             r"rank \d block \d role compute uses gpu scope on a word of rank \d",
         ),
         (
+            "gemm_ar.cu",
             "wait_all<Scope::system>(block, map.told(p.local_rank, ready, slot)",
             "wait_all<Scope::gpu>(block, map.told(p.local_rank, ready, slot)",
             r"rank \d block \d role local reads at gpu scope what rank \d signalled",
         ),
         (
+            "gemm_ar.cu",
             "completes<Scope::gpu>(block, &map.counters().received",
             "reached_all<Scope::gpu>(block, map.received(arrived, 0), 1) && "
             "!completes<Scope::gpu>(block, &map.counters().received",
@@ -95,14 +99,16 @@ def test_a_long_report_is_cut(edited: Edit) -> None:
     ],
     ids=["signal", "wait", "network"],
 )
-def test_gpu_scope_on_what_others_share_is_an_error(edited: Edit, old: str, new: str, text: str) -> None:
-    result = result_of(case_of(**TWO_BY_TWO), sources=edited("gemm_ar.cu", old, new))
+def test_gpu_scope_on_what_others_share_is_an_error(
+    edited: Edit, file: str, old: str, new: str, text: str
+) -> None:
+    result = result_of(case_of(**TWO_BY_TWO), sources=edited(file, old, new))
     assert result.status == "protocol_error"
     assert re.fullmatch(text, result.report), result.report
 
 
 def test_a_command_that_makes_no_sense_is_an_error(edited: Edit) -> None:
-    sources = edited("gemm_ar.cu", "return (p.node + step) % p.nodes", "return p.node + 0 * step")
+    sources = edited("mk/reduction.h", "return (p.node + step) % p.nodes", "return p.node + 0 * step")
     result = result_of(case_of(**TWO_BY_TWO), sources=sources)
     assert result.status == "protocol_error"
     assert "no such peer" in result.report
@@ -136,7 +142,7 @@ def test_without_data_the_payload_is_out_of_reach_and_nothing_else_changes(polic
     outcomes = []
     for data in (False, True):
         with simulation_of(case_of(**settings, data=data), launches=2) as simulation:
-            payload = simulation.view(1, -(-simulation.heap.control_end // 4096) * 4096, 0, "u1").ctypes.data
+            payload = simulation.view(1, -(-simulation.heap.control_end // 4096) * 4096, 1, "u1").ctypes.data
             assert protection(payload).startswith("rw" if data else "---")
             result = simulation.run()
             assert result.status == "ok"
@@ -146,7 +152,7 @@ def test_without_data_the_payload_is_out_of_reach_and_nothing_else_changes(polic
 
 def test_heaps_beyond_the_address_space_are_refused() -> None:
     case = case_of(**TWO_BY_TWO)
-    huge = replace(case.point, shape=replace(case.point.shape, m=2**17, k=2**31 - 8))
+    huge = replace(case.point, shape=Shape(m=2**17, n=case.point.shape.n, k=2**31 - 8))
     with pytest.raises(EnvironmentProblem, match="do not fit into the address space"):
         result_of(replace(case, point=huge))
 

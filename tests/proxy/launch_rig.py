@@ -17,7 +17,7 @@ from proxy_rig import aligned
 from mkbench.build.layout import Layout
 from mkbench.core.bf16 import from_bf16, to_bf16
 from mkbench.core.workloads.base import Shape
-from mkbench.core.workloads.gemm_ar import TILE_BYTES, TILE_M, TILE_N
+from mkbench.core.workloads.gemm import TILE_BYTES, TILE_M, TILE_N
 from mkbench.core.workloads.gemm_inputs import gemm_inputs, gemm_reference
 
 RINGS, DEPTH = 2, 4
@@ -175,7 +175,7 @@ def wrong_launches(
     library: ctypes.CDLL, layout: Layout, problem: Problem, transport: int, context: int = 0
 ) -> Iterator[str]:
     """Yield what is wrong with launches of a problem, one epoch after another."""
-    p, shape = problem, Shape(problem.m, problem.n, problem.k)
+    p, shape = problem, Shape(m=problem.m, n=problem.n, k=problem.k)
     ranks = [RankMemory(library, layout, p, rank) for rank in range(p.ranks)]
     with running_proxies(ranks, transport, context) as handles:
         for epoch in range(1, p.launches + 1):

@@ -28,8 +28,11 @@ struct Waiter final : Machine {
   bool idle(Block&, const Awaited&, u64& attempts) override { return back_off(attempts), true; }
   bool aborted(Block&) override { return false; }
   void charge_gemm(Block&, i32, i32) override {}
+  void charge_attention(Block&, i32, i32, i32) override {}
   void charge_store(Block&, i64) override {}
   void charge_move(Block&, const Traffic&) override {}
+  void charge_pass(Block&, i64) override {}
+  void rest(Block&) override {}
   void charge_role_switch(Block&) override {}
 };
 

@@ -18,7 +18,7 @@ from proxy_rig import DATA, DEPTH, MAX_NODES, Proxy, flag
 from mkbench.build.layout import Layout
 from mkbench.core.resources import kernels_dir
 from mkbench.core.workloads.base import Shape
-from mkbench.core.workloads.gemm_ar import TILE_BYTES, TILE_M, TILE_N
+from mkbench.core.workloads.gemm import TILE_BYTES, TILE_M, TILE_N
 from mkbench.core.workloads.gemm_inputs import gemm_inputs, gemm_reference
 from mkbench.dist.abort import PACED
 
@@ -127,7 +127,7 @@ LAUNCHES = [
 def test_copies_between_the_ranks_of_a_node_take_their_time(
     library: ctypes.CDLL, layout: Layout, problem: Problem
 ) -> None:
-    p, shape = problem, Shape(problem.m, problem.n, problem.k)
+    p, shape = problem, Shape(m=problem.m, n=problem.n, k=problem.k)
     ranks = [RankMemory(library, layout, p, rank) for rank in range(p.ranks)]
     for rank in ranks:
         rank.params["pace_fs_per_byte"] = VERY_SLOW
@@ -163,7 +163,7 @@ def test_a_port_that_is_taken_past_the_deadline_ends_the_launch(library: ctypes.
     ranks = [RankMemory(library, layout, p, rank) for rank in range(p.ranks)]
     for rank in ranks:
         rank.params["pace_fs_per_byte"] = SLOWEST
-        rank.set_inputs(*gemm_inputs(Shape(p.m, p.n, p.k), rank.rank, p.ranks, 1, "exact"))
+        rank.set_inputs(*gemm_inputs(Shape(m=p.m, n=p.n, k=p.k), rank.rank, p.ranks, 1, "exact"))
     results = run_all(library, layout, [rank.launch(ranks, 1) for rank in ranks])
     for result in results:
         assert (result["set"], result["flag"]) == (1, PACED)

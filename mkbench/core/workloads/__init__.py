@@ -1,10 +1,20 @@
 """The fused kernels by name."""
 
 from mkbench.core.names import unknown
+from mkbench.core.workloads.ag_gemm import AgGemm
 from mkbench.core.workloads.base import Workload
 from mkbench.core.workloads.gemm_ar import GemmAr
+from mkbench.core.workloads.gemm_rs import GemmRs
+from mkbench.core.workloads.moe_dispatch_gemm import MoeDispatchGemm
+from mkbench.core.workloads.ring_attention import RingAttention
 
-KERNELS: dict[str, Workload] = {"gemm_ar": GemmAr()}
+KERNELS: dict[str, Workload] = {
+    "ag_gemm": AgGemm(),
+    "gemm_ar": GemmAr(),
+    "gemm_rs": GemmRs(),
+    "moe_dispatch_gemm": MoeDispatchGemm(),
+    "ring_attention": RingAttention(),
+}
 
 
 def workload(name: str) -> Workload:

@@ -1,8 +1,8 @@
 """What a workload knows without running: shapes, bytes, FLOPs, bounds, inputs and the reference result."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,34 +15,78 @@ Precision = type[np.float32] | type[np.float64]
 SumProducts = Callable[[Iterable[tuple[Matrix, Matrix]], Precision], Matrix]
 
 
-@dataclass(frozen=True, slots=True)
 class Shape:
-    """A GEMM of one rank: C[m, n] from A[m, k] and B[k, n]; k is that of ONE rank."""
+    """Extents of a problem by name, in order, such as m, n and k; what each is, the workload says.
 
-    m: int
-    n: int
-    k: int
+    Immutable; an extent is an attribute.
+    """
+
+    __slots__ = ("_extents",)
+    _extents: dict[str, int]
+
+    def __init__(self, **extents: int) -> None:
+        object.__setattr__(self, "_extents", extents)
+
+    def __getattr__(self, name: str) -> int:
+        if name in self._extents:
+            return self._extents[name]
+        raise AttributeError(f"a shape of {', '.join(self._extents)} has no {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a shape does not change")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shape) and list(self._extents.items()) == list(other._extents.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._extents.items()))
+
+    def __repr__(self) -> str:
+        return f"Shape({', '.join(f'{name}={value}' for name, value in self._extents.items())})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shape, (self._extents,)
 
     @property
     def label(self) -> str:
         """The form in keys: "m2048n2048k256"."""
-        return "".join(f"{name}{value}" for name, value in asdict(self).items())
+        return "".join(f"{name}{value}" for name, value in self._extents.items())
 
     def to_json(self) -> dict[str, int]:
         """Return {"m": ..., "n": ..., "k": ...}."""
-        return asdict(self)
+        return dict(self._extents)
+
+
+def _shape(extents: dict[str, int]) -> Shape:
+    return Shape(**extents)
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A region of payload, named as in the kernel's launch parameters.
 
-    It lies in every rank's symmetric heap or, where host proxies move it, in the network region.
+    It lies in every rank's symmetric heap or, where host proxies move it, in the network region. Metadata
+    steers the kernel, so a simulation without data has it all the same.
     """
 
     name: str
     bytes: int
     network: bool = False
+    metadata: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a rank ends up with: bf16 in buffer `out`, `rows` of `columns`, `pitch` from row to row."""
+
+    rows: int
+    columns: int
+    pitch: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all rows, their padding included."""
+        return 2 * self.rows * self.pitch
 
 
 def sum_products(pairs: Iterable[tuple[Matrix, Matrix]], precision: Precision) -> Matrix:
@@ -76,8 +120,8 @@ class Workload(Protocol):
         """Return the default tiles a chunk."""
         ...
 
-    def flops_per_rank(self, shape: Shape) -> float:
-        """Return the floating-point operations of one rank."""
+    def flops_per_rank(self, shape: Shape, ranks: int) -> float:
+        """Return the floating-point operations of one rank; the mean, if ranks have different work."""
         ...
 
     def buffers(self, shape: Shape, nodes: int, ranks_per_node: int, chunk_tiles: int) -> list[Buffer]:
@@ -88,7 +132,7 @@ class Workload(Protocol):
         """Return about what flags, counters and the controller's history take; the kernel says exactly."""
         ...
 
-    def parameters(self, shape: Shape, ranks_per_node: int, chunk_tiles: int) -> dict[str, int]:
+    def parameters(self, shape: Shape, nodes: int, ranks_per_node: int, chunk_tiles: int) -> dict[str, int]:
         """Return the launch parameters that follow from the shape."""
         ...
 
@@ -110,21 +154,47 @@ class Workload(Protocol):
 
     def inputs(
         self, shape: Shape, rank: int, ranks: int, seed: int, family: Family = "exact"
-    ) -> tuple[Matrix, Matrix]:
-        """Return the inputs of one rank, as float32 that holds bf16 values."""
+    ) -> dict[str, Matrix]:
+        """Return what one rank starts with, by buffer, as float32 that holds bf16 values."""
+        ...
+
+    def pitches(self, shape: Shape) -> dict[str, int]:
+        """Return the elements from row to row in the buffers of the inputs; zeros lie between rows."""
+        ...
+
+    is_replicated: bool
+    """Whether all ranks end up with the same."""
+
+    def output(self, shape: Shape, rank: int, ranks: int) -> Output:
+        """Return how much one rank ends up with; it may be nothing."""
         ...
 
     def reference(
         self,
         shape: Shape,
+        rank: int,
         ranks: int,
         seed: int,
         family: Family = "exact",
         sum_products: SumProducts = sum_products,
     ) -> Matrix:
-        """Return what every rank must end up with; `sum_products` may be a faster one than NumPy's."""
+        """Return what a rank must end up with; `sum_products` may be a faster one than NumPy's."""
         ...
 
     def tolerance(self, shape: Shape, ranks: int) -> float:
         """Return the largest error of a right result of the normal family (the exact family allows none)."""
         ...
+
+
+@runtime_checkable
+class Steered(Protocol):
+    """A workload whose inputs decide not only the result but what the kernel does."""
+
+    def metadata_inputs(self, shape: Shape, rank: int, ranks: int) -> dict[str, NDArray[Any]]:
+        """Return the inputs of one rank that are metadata, by buffer, as the kernel reads them."""
+        ...
+
+
+def metadata_inputs(kernel: Workload, shape: Shape, rank: int, ranks: int) -> dict[str, NDArray[Any]]:
+    """Return the metadata that one rank starts with, by buffer: of most kernels none."""
+    return kernel.metadata_inputs(shape, rank, ranks) if isinstance(kernel, Steered) else {}

@@ -37,14 +37,30 @@ def gemm_inputs(shape: Shape, rank: int, ranks: int, seed: int, family: Family) 
 
 
 def gemm_reference(
-    shape: Shape, ranks: int, seed: int, family: Family, sum_products: SumProducts = sum_products
+    shape: Shape,
+    ranks: int,
+    seed: int,
+    family: Family,
+    sum_products: SumProducts = sum_products,
+    rows: range | None = None,
 ) -> Matrix:
-    """Return C[m, n] = sum over ranks of A @ B, exactly, or from float64 for the normal family."""
+    """Return C[m, n] = sum over ranks of A @ B, exactly, or from float64 for the normal family.
+
+    With `rows`, consecutive ones that may be none, only those of C.
+    """
+    if rows is None:
+        rows = range(shape.m)
+    if not rows:
+        return np.empty((0, shape.n), np.float32)
     precision: Precision = np.float32 if family == "exact" else np.float64
+
+    def pair(rank: int) -> tuple[Matrix, Matrix]:
+        a, b = gemm_inputs(shape, rank, ranks, seed, family)
+        return a[rows.start : rows.stop], b
+
     # Most of the time goes into random numbers, which NumPy makes without holding up other threads.
     with ThreadPoolExecutor() as threads:
-        pairs = threads.map(lambda rank: gemm_inputs(shape, rank, ranks, seed, family), range(ranks))
-        return sum_products(pairs, precision)
+        return sum_products(threads.map(pair, range(ranks)), precision)
 
 
 def gemm_tolerance(shape: Shape, ranks: int) -> float:
