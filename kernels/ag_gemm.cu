@@ -160,8 +160,7 @@ struct AgGemm : AllGather<AgGemm, Map, Params> {
 
   // communication
 
-  void copy_own(i32 strip, bf16* outbox) {
-    const i32 peers = p.local_ranks - 1;
+  void copy_own(i32 strip, i32 peers, bf16* outbox) {
     copy_strip(p.rank, strip, map.own_row(i64(strip) * p.strip_rows), peers, outbox);
   }
   void copy_arrived(i32 shard, i32 strip, const bf16* inbox, bf16* outbox) {

@@ -130,7 +130,7 @@ struct Map : AllGatherMap<Map, Params> {
 };
 
 struct RingAttention : AllGather<RingAttention, Map, Params> {
-  static constexpr bool kOwnShardFirst = false;  // compute needs the other shards' part of a head as soon
+  static constexpr bool kOwnShardFirst = false;  // compute needs the same head of all shards
 
   bool lent = false;       // compute may take queries only if it need not wait, and is to come back after them
   bool stop = false;       // compute is to come back now
@@ -286,13 +286,12 @@ struct RingAttention : AllGather<RingAttention, Map, Params> {
 
   // communication
 
-  void copy_own(i32 strip, bf16* outbox) {
+  void copy_own(i32 strip, i32 peers, bf16* outbox) {
     const Rows r = map.strip(p.rank, strip);
-    const i32 peers = p.local_ranks - 1;
     const i64 from = map.own(r), values = i64(r.count) * p.d;
     for (i32 matrix = 0; matrix < 2; ++matrix)  // K, then V
       copy(block, {p.d, p.d, r.count, p.d}, map.at<const bf16>(p.local_rank, matrix == 0 ? p.k : p.v) + from,
-           outbox ? p.local_ranks : peers,
+           peers + (outbox ? 1 : 0),
            [&](i32 i) { return (i < peers ? map.gathered_kv(peer(i), p.rank, r) : outbox) + matrix * values; });
   }
 

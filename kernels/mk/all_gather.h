@@ -165,8 +165,9 @@ template <class Map, class Params> struct AllGatherMap {
   // Strips of a chunk that are copied: of an own chunk, of one that arrived.
   u64* copied_own(i32 chunk) const { return queue_heads() + p.rings + chunk; }
   u64* copied(LaneChunk c) const { return copied_own(most_chunks()) + lane_index(c); }
+  u64* packed(i32 chunk) const { return copied({lanes(), chunk}); }  // strips of an own chunk in the outbox
   i64 control_bytes() const {
-    return i64(sizeof(Counters)) + (flag_words() + p.rings + lane_index({p.nodes, 0})) * i64(sizeof(u64));
+    return i64(sizeof(Counters)) + (flag_words() + p.rings + lane_index({p.nodes + 1, 0})) * i64(sizeof(u64));
   }
 
  private:
@@ -174,8 +175,9 @@ template <class Map, class Params> struct AllGatherMap {
 };
 
 // A Kernel, which is derived, adds compute(limit), can_lend(), and
-//   kOwnShardFirst                  whether the own shard goes before what has arrived
-//   copy_own(strip, outbox)         to the peers, and to `outbox`, the strip's place in the slot, if there is one
+//   kOwnShardFirst                  whether the own shard goes before what has arrived; else both go at one pace
+//   copy_own(strip, peers, outbox)  to the first `peers` other ranks, and to `outbox`, the strip's place in the slot, unless
+//                                   that is null
 //   copy_arrived(shard, strip, inbox, outbox)   from `inbox` to all ranks of the node, likewise
 template <class Kernel, class Map, class Params> struct AllGather {
   Block& block;
@@ -224,7 +226,9 @@ template <class Kernel, class Map, class Params> struct AllGather {
 
   bool can_local(i32) const { return true; }
   bool can_receive(i32 task) {
-    if (Kernel::kOwnShardFirst && peek(block, &map.counters().local_tickets, p.epoch) < local_tasks) return false;
+    const i32 own = peek(block, &map.counters().local_tickets, p.epoch);
+    // Compute that needs the same part of all shards is to get them at one pace: neither waits until the other has ended.
+    if (own < local_tasks && (Kernel::kOwnShardFirst || i64(task) * local_tasks > i64(own) * receive_tasks)) return false;
     const Arrival from = map.arrival(task);
     if (map.is_empty(from)) return true;
     const LaneChunk before = map.before(map.onward(from));
@@ -236,13 +240,23 @@ template <class Kernel, class Map, class Params> struct AllGather {
     begin(Role::local);
     const u64 began = task_begin;
     const i32 chunk = map.chunk_of_strip(strip), peers = p.local_ranks - 1;
+    const u32 strips = u32(map.strips_in_chunk(p.rank, chunk));
     const ByteRange bytes = map.bytes_of_strip(p.rank, strip);
-    self().copy_own(strip, p.nodes > 1 ? map.in_slot(p.outbox, {0, chunk}, bytes.begin) : nullptr);
+    bf16* const outbox = p.nodes > 1 ? map.in_slot(p.outbox, {0, chunk}, bytes.begin) : nullptr;
+    // Copies to peers queue for NVLink, and a network that has only the own shard to carry would wait with them.
+    const bool sends_early = outbox && peers > 0 && Kernel::kOwnShardFirst;
+    if (sends_early) {
+      self().copy_own(strip, 0, outbox);
+      if (completes<Scope::system>(block, map.packed(chunk), p.epoch, strips)) {
+        if (!send({0, chunk})) return false;
+        begin(Role::local);
+      }
+    }
+    self().copy_own(strip, peers, sends_early ? nullptr : outbox);
     if (!carried(bytes, peers)) return false;
     end(Role::local, strip);
-    const u32 strips = u32(map.strips_in_chunk(p.rank, chunk));
     if (completes<Scope::system>(block, map.copied_own(chunk), p.epoch, strips)) {
-      if (p.nodes > 1 && !send({0, chunk})) return false;
+      if (outbox && !sends_early && !send({0, chunk})) return false;
       say_gathered(p.rank, chunk, peers);
     }
     count(Role::local, began);
