@@ -1,11 +1,11 @@
 # make sweep    set up what is missing and run the main job
-# make stress   thousands of random cases of the simulated kernels, in the order of time and in random order
+# make stress   400 fresh random cases of each simulated kernel, and the controller at all published sizes
 # make gpu-test the tests that need an NVIDIA GPU (install the extra cuda12 or cuda13 first)
 # make test     set up what is missing, lint, and run the tests
 # Variables: PYTHON (the interpreter that makes .venv), SWEEP (options of the main job), PYTEST (options of the tests)
 
 PYTHON ?= python3
-SWEEP  ?= gemm_ar --seed 7
+SWEEP  ?= --config quick.toml
 PYTEST ?= -n auto --dist worksteal
 
 VENV := .venv
@@ -43,7 +43,8 @@ test: setup-dev lint
 	$(BIN)/python -m pytest $(PYTEST)
 
 stress: setup-dev
-	$(BIN)/python -m pytest tests/platforms/test_sim_exact.py --hypothesis-profile stress
+	$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile stress \
+	  tests/platforms/test_sim_exact.py tests/platforms/test_sim_adaptive.py
 
 gpu-test: setup-dev
 	$(BIN)/python -m pytest -m gpu tests

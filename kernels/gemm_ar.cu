@@ -1,7 +1,7 @@
 // GEMM + AllReduce, fused. Every rank has A[M,K] and B[K,N] of its own; all ranks end with the sum of the products.
 //
 //   compute   makes tiles of the rank's own product as bf16 partials and tells each tile's owner, a rank of its node
-//   local     the owner sums the partials of its node's ranks, in rank order, in fp32
+//   local     the owner sums the partials of its node's ranks, in rank order, in fp32, or reads the sum (mk/reduction.h)
 //               one node:   rounds once and writes the result to every rank of the node
 //               more nodes: rounds to the node sum; whoever completes a chunk also does
 //   send        one command per other node: the chunk crosses the network once, to the rail peer
@@ -11,7 +11,7 @@
 // to local rank c % G of each node. A rank's own tiles have slots 0, 1, ... in that order.
 //
 //   flag      writer                         reader              scope    says
-//   ready     compute, rank of the node      local, owner        system   the rank's partial of a slot is written
+//   ready     compute, rank of the node      local, owner        system   the rank's partial of a slot is written or added
 //   arrived   proxy of the rail peer         receive             system   a node's sum of a chunk is here
 //             (own node: local)                                  (gpu)
 //   credit    proxy of the rail peer         local               system   the node has consumed all that was sent to it in
@@ -60,15 +60,20 @@ struct GemmAr : Reduction<Map> {
     if (p.nodes > 1 && !wait_all<Scope::system>(block, map.received(credit, 0), flag_value(p.epoch - 1, 0))) return false;
     begin(Role::local);
     const i32 tile = map.tile(slot);
-    const auto partial = [&](i32 i) -> const bf16* { return map.partial(i, tile); };
+    const auto source = [&](i32 i) { return partial(i, tile, slot); };
     if (p.nodes == 1) {
-      if (!to_node(tile, p.local_ranks, partial)) return false;
+      // The sources but one are the peers' partials.
+      if (!to_node(tile, partials(), source, partials() - 1 + p.local_ranks - 1)) return false;
+      const Place place = map.place(tile);
+      consumed(slot, place.rows, place.cols);
+      written();
       end(Role::local, slot);
       return true;
     }
     const Window window{kTileN, kTileM, kTileN};
-    reduce(block, window, p.local_ranks, partial, 1, [&](i32) { return map.network_tile(p.node_sum, slot); });
-    if (!carried(window, p.local_ranks - 1)) return false;
+    reduce(block, window, partials(), source, 1, [&](i32) { return map.network_tile(p.node_sum, slot); });
+    if (!carried(window, partials() - 1, task_begin)) return false;
+    consumed(slot, window.rows, window.cols);
     end(Role::local, slot);
     const i32 chunk = slot / p.chunk_tiles;
     if (!completes<Scope::gpu>(block, map.summed(chunk), p.epoch, u32(map.chunk_size(chunk)))) return true;
@@ -93,22 +98,25 @@ struct GemmAr : Reduction<Map> {
       return node == p.node ? map.network_tile(p.node_sum, slot)
                             : map.network_tile(p.receive, map.bank(node, p.node) * p.slots + slot);
     };
-    if (!to_node(map.tile(slot), p.nodes, node_sum)) return false;
+    if (!to_node(map.tile(slot), p.nodes, node_sum, p.local_ranks - 1)) return false;
+    written();
     end(Role::receive, slot);
     if (!completes<Scope::gpu>(block, &map.counters().received, p.epoch, u32(map.own_tiles()))) return true;
     return give_credits();
   }
 
-  // The rounded sum goes to every rank of the node; whoever writes the owner's last tile says so to all.
-  template <class Source> bool to_node(i32 tile, i32 sources, Source source) {
+  // The rounded sum goes to every rank of the node. `at_peers`: what of it is read from peers and written to peers.
+  template <class Source> bool to_node(i32 tile, i32 sources, Source source, i32 at_peers) {
     const Place place = map.place(tile);
     const i64 first = place.row * p.ldb + place.column;
     const Window window{p.ldb, place.rows, place.cols};
     reduce(block, window, sources, source, p.local_ranks, [&](i32 i) { return map.at<bf16>(i, p.out) + first; });
-    // On one node the sources are the peers' partials; else they came over the network.
-    if (!carried(window, (p.local_ranks - 1) * (p.nodes == 1 ? 2 : 1))) return false;
+    return carried(window, at_peers, task_begin);
+  }
+
+  // Whoever has written the owner's last tile says so to all ranks of the node.
+  void written() {
     if (completes<Scope::system>(block, &map.counters().finished, p.epoch, u32(map.own_tiles()))) say_finished();
-    return true;
   }
 };
 

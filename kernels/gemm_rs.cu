@@ -2,7 +2,7 @@
 // the products: rows r S to (r + 1) S with S = ceil(M / W), as far as there are any.
 //
 //   compute   makes tiles of the rank's own product as bf16 partials and tells each tile's owner, a rank of its node
-//   local     the owner sums the partials of its node's ranks, in rank order, in fp32
+//   local     the owner sums the partials of its node's ranks, in rank order, in fp32, or reads the sum (mk/reduction.h)
 //               one node:   rounds once and writes the result
 //               more nodes: rounds to the node sum; whoever completes a chunk of another node's shard also does
 //   send        one command: the chunk crosses the network once, to the rank whose shard it is
@@ -13,12 +13,13 @@
 // first and its own last, so that what crosses the network is there when the last tiles are.
 //
 //   flag      writer                         reader              scope    says
-//   ready     compute, rank of the node      local, owner        system   the rank's partial of a slot is written
+//   ready     compute, rank of the node      local, owner        system   the rank's partial of a slot is written or added
 //   arrived   proxy of the rail peer         receive             system   a node's sum of a chunk of this shard is here
 //             (own node: local)                                  (gpu)
 //   credit    proxy of the rail peer         local               system   that rank has consumed all that was sent to it in
 //                                                                         that epoch; the next may overwrite
-//   finished  owner, rank of the node        exit                system   the owner has read all partials that it reads here
+//   finished  owner, rank of the node        exit                system   the owner has read all partials that it reads here,
+//                                                                         and cleared its sums of them
 //
 // No deadlock: compute waits for nothing; local waits for compute, and for the credit of the launch before, which that
 // launch gives without waiting for this one; the send waits for the proxy, which waits for no block; exit waits for all of
@@ -103,9 +104,10 @@ struct GemmRs : Reduction<Map> {
     const i32 tile = map.tile(slot);
     const Place place = map.place(tile);
     const Window window{p.nodes == 1 ? p.ldb : kTileN, place.rows, place.cols};
-    reduce(block, window, p.local_ranks, [&](i32 i) -> const bf16* { return map.partial(i, tile); }, 1,
+    reduce(block, window, partials(), [&](i32 i) { return partial(i, tile, slot); }, 1,
            [&](i32) { return p.nodes == 1 ? result(place) : map.network_tile(p.node_sum, slot); });
-    if (!carried(window, p.local_ranks - 1)) return false;
+    if (!carried(window, partials() - 1, task_begin)) return false;
+    consumed(slot, place.rows, place.cols);
     end(Role::local, slot);
     const i32 chunk = map.chunk_of(slot), size = map.chunk_size(map.shard_of(slot), chunk);
     if (!completes<Scope::gpu>(block, map.summed(node * map.chunks_in(0) + chunk), p.epoch, u32(size))) return true;

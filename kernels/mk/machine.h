@@ -18,13 +18,14 @@ struct Awaited {
   u32 index;
 };
 
-// Bytes that one task moves: every source is read once, every destination written once.
+// Bytes that one task moves: every source is read once, every destination written once or, if it `adds`, added to.
 struct Traffic {
   const void* source[64];
   void* destination[kMaxNodeRanks + 1];  // all ranks of the node, and what the network reads
   i32 sources = 0;
   i32 destinations = 0;
   i64 bytes = 0;  // of one source, and of one destination
+  bool adds = false;
 };
 
 struct Machine {

@@ -39,12 +39,13 @@ struct alignas(64) Scratch {
   u32 words[32 << 10];  // what threads of a block share: kSharedWords of parallel.h
 };
 
-// An asynchronous store of the tile in Scratch that has not been waited for.
+// An asynchronous store of the tile in Scratch, or its addition, that has not been waited for.
 struct TileStore {
   bf16* destination = nullptr;
   i64 stride = 0;  // elements
   i32 rows = 0, cols = 0;
   const i32* row_of = nullptr;
+  bool add = false;
 
   bf16* row(i32 i) const { return destination + (row_of ? row_of[i] : i) * stride; }
 };

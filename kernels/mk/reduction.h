@@ -2,6 +2,10 @@
 // partials. On each node a tile has an owner, who sums the partials of the node's ranks. On several nodes these node sums
 // cross the network, and are summed once more. Which tiles there are, whose and in which order is a kernel's Map; what
 // becomes of a sum is in its tasks local and receive.
+//
+// Partials are summed in one of two ways. Ordered: each rank keeps its own, and the owner reads them all. Atomic: each rank
+// adds its own to the owner's accumulator as it makes it, in bf16 and in whatever order they come, and the owner reads
+// only that. It leaves it zero, before its node can hear that it is finished, so that the next launch finds it so.
 #pragma once
 #include "mk.h"
 #include "tile_order.h"
@@ -12,7 +16,8 @@
   MK_LAUNCH_PARAMS(S, A)                                                                          \
   S(u64, a)        /* offset in the heap: A, row-major, lda */                                    \
   S(u64, b)        /* B, row-major, ldb */                                                        \
-  S(u64, partial)  /* own product, one tile after another */                                      \
+  S(u64, partial)  /* ordered: own product, one tile after another */                             \
+  S(u64, accumulator) /* atomic: sums of own slots; zero between launches */                      \
   S(u64, node_sum) /* own slots */                                                                \
   S(u64, receive)  /* what each other node sends: a bank of tiles a node */                       \
   S(u64, out)      /* the result, row-major, ldb */                                               \
@@ -23,13 +28,15 @@
   S(i32, ldb)                                                                                     \
   S(i32, chunk_tiles)                                                                             \
   S(i32, slots)    /* most tiles that a rank sums for its node: the same on all ranks */          \
-  S(i32, reserved)
+  S(i32, reduction) /* Summation */
 
 namespace mk {
 
 MK_STRUCT(Params, MK_REDUCTION_PARAMS)
 
 enum FlagKind : u32 { ready, arrived, credit, finished };
+
+enum class Summation : i32 { ordered = 0, atomic = 1 };
 
 // The part of C that a tile covers; cols may include padding of the row.
 struct Place {
@@ -43,7 +50,10 @@ struct ReductionMap {
 
   template <class T> T* at(i32 local_rank, u64 offset) const { return reinterpret_cast<T*>(p.heap[local_rank] + offset); }
   bf16* partial(i32 local_rank, i32 tile) const { return at<bf16>(local_rank, p.partial) + tile * kTileElements; }
+  bf16* accumulator(i32 local_rank, i32 slot) const { return at<bf16>(local_rank, p.accumulator) + slot * kTileElements; }
   bf16* network_tile(u64 buffer, i64 index) const { return reinterpret_cast<bf16*>(p.network + buffer) + index * kTileElements; }
+
+  bool is_atomic() const { return Summation(p.reduction) == Summation::atomic; }
 
   // Row and column of tiles. The columns of a window end with the row's padding, so that they are a multiple of 8.
   Place place_at(i64 first_row, i64 end_row, i32 column) const {
@@ -121,6 +131,7 @@ template <class Map> struct Reduction {
   bool one_tile = false;   // compute is to come back after one
   bool stop = false;       // compute is to come back now
   bool exhausted = false;  // compute found no tile left
+  bool gave_up = false;    // compute left a wait
 
   Reduction(Block& block_, const Params& p_)
       : block(block_), p(p_), map{p_},
@@ -159,12 +170,27 @@ template <class Map> struct Reduction {
 
   GemmOperands operands(i32 tile) const {
     const Place place = map.place(tile);
+    const bool adds = map.is_atomic();
+    bf16* const c = adds ? map.accumulator(map.owner(tile), map.slot(tile)) : map.partial(p.local_rank, tile);
     return {map.template at<const bf16>(p.local_rank, p.a) + place.row * p.lda,
             map.template at<const bf16>(p.local_rank, p.b) + place.column,
-            map.partial(p.local_rank, tile), p.lda, p.ldb, kTileN, p.k, place.rows, place.cols, kTileM, kTileN, tile};
+            c, p.lda, p.ldb, kTileN, p.k, place.rows, place.cols,
+            // What is outside of the matrix is zero: a partial has it, to a sum it adds nothing.
+            adds ? place.rows : kTileM, adds ? place.cols : kTileN, tile, nullptr, adds};
+  }
+
+  // Pacing: the port has carried what was added at a peer.
+  bool crossed(i32 tile) {
+    if (!map.is_atomic() || map.owner(tile) == p.local_rank) return true;
+    const Place place = map.place(tile);
+    return carried({kTileN, place.rows, place.cols}, 1, now_ns(block));
   }
 
   void done(i32 tile) {
+    if (!crossed(tile)) {
+      stop = gave_up = true;
+      return;
+    }
     const i32 slot = map.slot(tile);
     signal<Scope::system>(block, map.told(map.owner(tile), ready, slot).at(p.local_rank), now_value());
     end(Role::compute, tile);
@@ -175,6 +201,7 @@ template <class Map> struct Reduction {
     one_tile = tiles == 1;
     stop = false;
     gemm_role(block, *this);
+    if (gave_up) return Outcome::aborted;
     return exhausted ? Outcome::exhausted : Outcome::yielded;
   }
 
@@ -208,10 +235,20 @@ template <class Map> struct Reduction {
     return true;
   }
 
-  // The task has read or written `copies` of a window at peers.
-  bool carried(const Window& window, i32 copies) {
+  // What an owner sums for its node: partial(0), partial(1), ... of a tile, and how many they are.
+  i32 partials() const { return map.is_atomic() ? 1 : p.local_ranks; }
+  const bf16* partial(i32 i, i32 tile, i32 slot) const {
+    return map.is_atomic() ? map.accumulator(p.local_rank, slot) : map.partial(i, tile);
+  }
+  // They are read. Before `finished` is said: who has seen that may add again.
+  void consumed(i32 slot, i32 rows, i32 cols) {
+    if (map.is_atomic()) clear(block, rows, cols, map.accumulator(p.local_rank, slot));
+  }
+
+  // The task has read or written `copies` of a window at peers, since `since_ns`.
+  bool carried(const Window& window, i32 copies, u64 since_ns) {
     const u64 bytes = u64(window.rows) * u64(window.cols) * sizeof(bf16);
-    return pace(block, &map.counters().port, p.pace_fs_per_byte, u64(copies) * bytes, task_begin);
+    return pace(block, &map.counters().port, p.pace_fs_per_byte, u64(copies) * bytes, since_ns);
   }
 
   void say_finished() {

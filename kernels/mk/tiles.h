@@ -1,10 +1,14 @@
 // Work on tiles. A platform provides:
 //   gemm_tile(block, operands)   C = A B for one tile, fp32 accumulation, rounded once to bf16; its store is asynchronous
+//                                with `add` added to what c holds, atomically for each element and for all GPUs of the
+//                                node, and each sum rounded to bf16; this is asynchronous too
 //   finish_stores(block)         the full wait: the bytes of the stores so far are visible, not only read from the source
 //   reduce(block, window, sources, source, destinations, destination)
 //                                the tiles source(0), source(1), ... summed in this order in fp32, rounded once, and written
 //                                from destination(d) on for every d. Functions, not arrays: an array that is indexed at run
 //                                time lies in a GPU thread's local memory.
+//   clear(block, rows, cols, tile)   the first rows and columns, a multiple of 8, of a tile become zero, once all threads of
+//                                the block are done with what they hold
 //   copy(block, strip, source, destinations, destination)
 //                                rows as they are, read once and written from destination(d) on for every d
 #pragma once
@@ -22,6 +26,7 @@ struct GemmOperands {
   i32 c_rows, c_cols;  // what of the product is written; a multiple of 8 columns
   i32 task;            // for the trace and the cost model
   const i32* c_row = nullptr;  // row of c where each row of the product goes; null: the same
+  bool add = false;            // c += A B
 };
 
 // What `reduce` writes at each destination; cols is padded to a multiple of 8 inside the stride.

@@ -1,5 +1,8 @@
 // Tiles in plain loops that the compiler vectorises. With the simulator a transfer poisons its destination when it starts
 // and is complete only once its time has passed, so that who reads too early, or overwrites too early, computes NaN.
+// What others may add to meanwhile is not poisoned: an addition takes place when its time has passed, so who reads too early
+// misses it, and who clears too early has it left for the next launch. A clear does poison, and what is added while it takes
+// its time is lost.
 #pragma once
 #include <vector>
 
@@ -30,7 +33,8 @@ inline void poison(bf16* row, i32 n) {
 inline void gemm_tile(Block& block, const GemmOperands& op) {
   Scratch& scratch = *block.scratch;
   if (block.machine->payload) {
-    for (i32 i = 0; i < op.c_rows; ++i) poison(op.c + (op.c_row ? op.c_row[i] : i) * op.ldc, op.c_cols);
+    if (!op.add)
+      for (i32 i = 0; i < op.c_rows; ++i) poison(op.c + (op.c_row ? op.c_row[i] : i) * op.ldc, op.c_cols);
     std::memset(scratch.accumulator, 0, sizeof scratch.accumulator);
     for (i32 k = 0; k < op.k; ++k) {
       float row[kTileN];
@@ -44,16 +48,37 @@ inline void gemm_tile(Block& block, const GemmOperands& op) {
     }
     for (i64 i = 0; i < kTileElements; ++i) scratch.tile[i] = to_bf16(scratch.accumulator[i]);
   }
-  block.unfinished_store = {op.c, op.ldc, op.c_rows, op.c_cols, op.c_row};
+  block.unfinished_store = {op.c, op.ldc, op.c_rows, op.c_cols, op.c_row, op.add};
   block.machine->charge_gemm(block, op.k, op.task);
 }
 
+// Threads of this process and of others add to the same element.
+inline void add_to(bf16& sum, bf16 value) {
+  const std::atomic_ref<unsigned short> bits(sum.bits);
+  unsigned short seen = bits.load(std::memory_order_relaxed);
+  while (!bits.compare_exchange_weak(seen, to_bf16(to_float({seen}) + to_float(value)).bits, std::memory_order_relaxed)) {
+  }
+}
+
 inline void finish_stores(Block& block) {
-  block.machine->charge_store(block, kTileBytes);
   const TileStore store = block.unfinished_store;
+  if (store.add) {
+    Traffic traffic;
+    traffic.destinations = 1;
+    traffic.destination[0] = store.destination;
+    traffic.bytes = i64(store.rows) * store.cols * i64(sizeof(bf16));
+    traffic.adds = true;
+    block.machine->charge_move(block, traffic);
+  } else {
+    block.machine->charge_store(block, kTileBytes);
+  }
   if (block.machine->payload)
-    for (i32 i = 0; i < store.rows; ++i)
-      std::memcpy(store.row(i), block.scratch->tile + i64(i) * kTileN, size_t(store.cols) * sizeof(bf16));
+    for (i32 i = 0; i < store.rows; ++i) {
+      const bf16* row = block.scratch->tile + i64(i) * kTileN;
+      if (!store.add) std::memcpy(store.row(i), row, size_t(store.cols) * sizeof(bf16));
+      else
+        for (i32 j = 0; j < store.cols; ++j) add_to(store.row(i)[j], row[j]);
+    }
   block.unfinished_store = {};
 }
 
@@ -90,6 +115,19 @@ void reduce(Block& block, const Window& window, i32 sources, Source source, i32 
       for (i32 i = 0; i < window.rows; ++i)
         std::memcpy(destination(d) + i * window.stride, block.scratch->tile + i64(i) * kTileN, size_t(window.cols) * sizeof(bf16));
   }
+}
+
+inline void clear(Block& block, i32 rows, i32 cols, bf16* tile) {
+  const bool payload = block.machine->payload;
+  if (payload)
+    for (i32 i = 0; i < rows; ++i) poison(tile + i64(i) * kTileN, cols);
+  Traffic traffic;
+  traffic.destinations = 1;
+  traffic.destination[0] = tile;
+  traffic.bytes = i64(rows) * cols * i64(sizeof(bf16));
+  block.machine->charge_move(block, traffic);
+  if (payload)
+    for (i32 i = 0; i < rows; ++i) std::memset(tile + i64(i) * kTileN, 0, size_t(cols) * sizeof(bf16));
 }
 
 template <class Destination>

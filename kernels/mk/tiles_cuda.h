@@ -88,6 +88,28 @@ __device__ __forceinline__ void store_piece(void* to, const Piece& p) {
                "r"(p.pair[2]), "r"(p.pair[3]) : "memory");
 }
 
+__device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
+  return pack_bf16(__uint_as_float(a << 16) + __uint_as_float(b << 16),
+                   __uint_as_float(a & 0xffff0000u) + __uint_as_float(b & 0xffff0000u));
+}
+
+// Adds to what is at `to`, atomically for each element: other blocks, also of peers, may do so at the same time.
+__device__ __forceinline__ void add_at(Block& block, void* to, const Piece& p) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.sys.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(global_address(to)),
+               "r"(p.pair[0]), "r"(p.pair[1]), "r"(p.pair[2]), "r"(p.pair[3]) : "memory");
+#else
+  // It has no instruction that adds bf16 in memory.
+#pragma unroll
+  for (i32 half = 0; half < 2; ++half) {
+    u64* const word = static_cast<u64*>(to) + half;
+    u64 seen = load<Order::relaxed, Scope::system>(block, word), sum;
+    do sum = u64(add_pairs(u32(seen >> 32), p.pair[2 * half + 1])) << 32 | add_pairs(u32(seen), p.pair[2 * half]);
+    while (!compare_exchange<Order::relaxed, Scope::system>(block, word, seen, sum));
+  }
+#endif
+}
+
 // ---------------------------------------------------------------- GEMM tile
 
 // One thread's share of the copies of a stage: 4 pieces of A in one column of pieces, 8 of B in one column.
@@ -265,12 +287,14 @@ __device__ __forceinline__ void gemm_tile(Block& block, const GemmOperands& op) 
     const unsigned char* from = mk_shared + u32(row) * kRowBytesB + u32(piece ^ (row & 7)) * kPiece;
     if (row >= op.c_rows || piece * 8 >= op.c_cols) continue;
     const i64 to = op.c_row ? op.c_row[row] : row;
-    store_piece(op.c + to * op.ldc + piece * 8, *reinterpret_cast<const Piece*>(from));
+    bf16* const c = op.c + to * op.ldc + piece * 8;
+    if (op.add) add_at(block, c, *reinterpret_cast<const Piece*>(from));
+    else store_piece(c, *reinterpret_cast<const Piece*>(from));
   }
   block.sync();  // the ring is free again
 }
 
-// The tile was written with ordinary stores: the signal that follows releases them.
+// The tile was written with ordinary stores, or added without waiting for it: the signal that follows releases that.
 __device__ __forceinline__ void finish_stores(Block&) {}
 
 // ---------------------------------------------------------------- reduction
@@ -323,6 +347,13 @@ __device__ __forceinline__ void reduce(Block&, const Window& window, i32 sources
         if (const i64 row = first + i * kRowsApart; row < window.rows) store_piece(to + row * window.stride, rounded[i]);
     }
   }
+}
+
+__device__ __forceinline__ void clear(Block& block, i32 rows, i32 cols, bf16* tile) {
+  block.sync();
+  // A row of the tile has a multiple of 8 elements: a piece is not in two of them.
+  for (i32 i = thread_index() * 8; i < rows * kTileN; i += kThreads * 8)
+    if (i % kTileN < cols) store_piece(tile + i, Piece{});
 }
 
 // ---------------------------------------------------------------- copy

@@ -106,7 +106,8 @@ class Crossing {
   Crossing(const ProxyConfig& config, CopyEngine& engine) : config_(config), bounds_(config), engine_(engine) {}
 
   bool begin(const Put& run) {
-    if (engine_.is_full(CopyEngine::from_gpu) || engine_.is_full(CopyEngine::to_gpu)) return false;
+    // A step to a GPU ends after the one from a GPU that it waits for, so room for it is room for both.
+    if (engine_.is_full(CopyEngine::to_gpu)) return false;
     u8* host = heap_at(config_.heap) + run.source_offset;
     if (run.bytes == 0) return true;  // a flag alone waits for no copy from the GPU but that of earlier puts
     return engine_.copy(CopyEngine::from_gpu, host, heap_at(config_.gpu_memory) + run.source_offset, run.bytes) &&

@@ -47,7 +47,6 @@ class StagedShmTransport {
   }
 
   bool progress() {
-    engine_.finished(CopyEngine::from_gpu);
     const bool moved = puts_.finish(engine_.finished(CopyEngine::to_gpu), [](const Put&) { return true; });
     puts_.start(crossing_);
     return moved;

@@ -332,7 +332,9 @@ void Simulation::charge_move(Block& block, const Traffic& traffic) {
   const double bytes = double(traffic.bytes);
   const double copied = bytes * std::max(traffic.sources, traffic.destinations);
   const u64 which = u64(block.index) << 32 | task.moves++;
-  Picoseconds done = now + picos(copied / config_.copy_bytes * spread(u64(self.index) + (1ull << 40), which));
+  // An addition leaves its block as the store of a tile does, in its tile_overhead_ns.
+  Picoseconds done = now;
+  if (!traffic.adds) done += picos(copied / config_.copy_bytes * spread(u64(self.index) + (1ull << 40), which));
   bool remote = false;
   const auto pass = [&](Link& link, double rate) { done = std::max(done, link.reserve(now, bytes, rate)); };
   const auto cross = [&](Rank& from, Rank& to) {
@@ -349,7 +351,8 @@ void Simulation::charge_move(Block& block, const Traffic& traffic) {
   for (i32 i = 0; i < traffic.destinations; ++i) {
     Rank& to = owner(traffic.destination[i]);
     cross(self, to);
-    pass(to.hbm, config_.hbm_bytes);
+    // An addition reads what is there and writes it.
+    pass(to.hbm, traffic.adds ? config_.hbm_bytes / 2 : config_.hbm_bytes);
   }
   task.time = done + (remote ? picos(config_.nvlink_latency_ns) : 0);
   scheduler_.arrive();

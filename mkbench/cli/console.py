@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from mkbench.core.units import format_us
+from mkbench.core.units import format_skew, format_us
 
 # Piped output is for files and other programs: it must not be folded at the 80 columns rich falls back to.
 PIPED_WIDTH = 200
@@ -123,14 +123,23 @@ class Lines:
 
 
 def point_name(record: Mapping[str, Any]) -> str:
-    """ "gemm_ar 2048 static 16" or "gemm_ar 2048 adaptive"."""
-    words = (record["kernel"], shape_name(record), record["policy"], record["comm_sms"])
+    """ "gemm_ar 2048 static 16" or "gemm_ar atomic 2048 adaptive"."""
+    kernel = kernel_name(record["kernel"], record.get("reduction"))
+    words = (kernel, shape_name(record), record["policy"], record["comm_sms"])
     return " ".join(str(word) for word in words if word is not None)
 
 
+def kernel_name(kernel: str, reduction: str | None) -> str:
+    """ "gemm_ar", or "gemm_ar atomic" where it does not sum in order."""
+    return f"{kernel} {reduction}" if reduction == "atomic" else kernel
+
+
 def shape_name(record: Mapping[str, Any]) -> str:
-    """The size, or the shape where it was given in full."""
-    return str(record["size"] or " ".join(f"{name}={extent}" for name, extent in record["shape"].items()))
+    """The size and, where there is one, the skew; or the shape where it was given in full."""
+    shape = record["shape"]
+    if record["size"] is None:
+        return " ".join(f"{name}={extent}" for name, extent in shape.items())
+    return ", ".join([str(record["size"]), *([format_skew(shape["skew"])] if "skew" in shape else [])])
 
 
 def outcome(record: Mapping[str, Any]) -> str:

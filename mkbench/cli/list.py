@@ -4,9 +4,8 @@ import click
 @click.command()
 @click.argument("what", required=False)
 def command(what: str | None) -> None:
-    """Show what can be chosen. WHAT is kernels, clusters, hardware, policies, platforms or transports.
-
-    Without it all are shown.
+    """Show what can be chosen. WHAT is kernels, clusters, hardware, policies, platforms, reductions or
+    transports. Without it all are shown.
 
     \b
     Examples:
@@ -20,4 +19,4 @@ def command(what: str | None) -> None:
     if what is not None and what not in CATALOGUE:
         raise unknown("list", what, CATALOGUE)
     for name in [what] if what else CATALOGUE:
-        print_table((name, "what it is"), CATALOGUE[name]())
+        print_table((name, "what it is"), CATALOGUE[name](), fold=True)

@@ -61,7 +61,7 @@ def measure_one(plan: Plan, path: Path | None) -> Record | None:
     if len(plan.points) != 1:
         raise UsageError(
             f"run measures one configuration, and this is {len(plan.points)}",
-            hint="give one --size and one --comm-sms, or use mkbench sweep",
+            hint="give one value of every option, or use mkbench sweep",
         )
     if not is_speaker():
         # The others write nothing, and one that is killed would leave its folder behind.

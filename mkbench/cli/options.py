@@ -28,6 +28,8 @@ WHERE: tuple[Decorator, ...] = (
 )
 
 HOW: tuple[Decorator, ...] = (
+    click.option("--skew", metavar="LIST", help="How uneven MoE routing is: Zipf exponents, as in 0,0.5,1."),
+    click.option("--reduction", metavar="LIST", help="ordered, or atomic: results differ in last bits."),
     click.option("--samples", type=int, metavar="N", help="Most samples of one point."),
     click.option("--seed", type=int, metavar="N", help="Everything random follows from it."),
     click.option("--deadline", type=float, metavar="SECONDS", help="A point without progress ends after it."),
@@ -36,7 +38,7 @@ HOW: tuple[Decorator, ...] = (
         "config_file",
         type=FILE,
         metavar="FILE.toml",
-        help="Settings; the command line goes first.",
+        help="Settings; an option wins over the file.",
     ),
 )
 

@@ -5,14 +5,11 @@ import click
 
 from mkbench.cli.options import DIRECTORY, HOW, WHERE, options
 
-# Large enough for several tiles and chunks, small enough to compute on a laptop at once.
-SMALL = "512"
-
 
 @click.command()
 @click.argument("kernel")
 @click.option("--size", metavar="N", help="Problem size, as in 512 or 4K.")
-@click.option("--shape", metavar="m=..,n=..,k=..", help="The shape in place of --size; k of one rank.")
+@click.option("--shape", metavar="m=..,n=..,k=..", help="The shape in full, in place of --size.")
 @click.option("--comm-sms", type=int, metavar="N", help="Communication SMs; adaptive only starts with them.")
 @click.option("--policy", metavar="NAME", help="static (the default with --comm-sms) or adaptive.")
 @options(WHERE, HOW)
@@ -29,6 +26,8 @@ def command(
 ) -> None:
     """Measure one configuration of KERNEL with real data and check every element of its result.
 
+    Without a size or a shape it is a small one.
+
     \b
     Examples:
       mkbench run gemm_ar --size 512 --comm-sms 8
@@ -41,16 +40,19 @@ def command(
     from mkbench.cli.options import make_config, parse_shape
     from mkbench.cli.tables import print_record
     from mkbench.core.plan import make_plan
+    from mkbench.core.workloads import workload
 
     policy = policy or ("adaptive" if comm_sms is None else "static")
     settings["start_comm_sms" if policy == "adaptive" else "comm_sms"] = comm_sms
+    extents = parse_shape(shape)
     if not (size or shape or config_file):
-        size = SMALL
+        small = workload(kernel).small
+        size, extents = (str(small), None) if isinstance(small, int) else (None, dict(small))
     config = make_config(
         config_file,
         kernels=(kernel,),
         sizes=size,
-        shape=parse_shape(shape),
+        shape=extents,
         policies=policy,
         data=True,
         **settings,

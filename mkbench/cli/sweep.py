@@ -8,7 +8,7 @@ from mkbench.cli.options import DIRECTORY, HOW, WHERE, options
 
 @click.command()
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
-@click.option("--sizes", metavar="LIST", help="Problem sizes, as in 2048,4K.")
+@click.option("--sizes", metavar="LIST", help="Of every kernel: 2048,4K.  [default: each kernel's own]")
 @click.option("--comm-sms", metavar="LIST", help="Communication SMs of static: 2:64:2 or 4,8,16.")
 @click.option("--policy", "policies", metavar="LIST", help="As in static,adaptive.")
 @options(WHERE, HOW)
@@ -18,12 +18,14 @@ from mkbench.cli.options import DIRECTORY, HOW, WHERE, options
 def command(kernels: tuple[str, ...], out: Path | None, resume: bool, dry_run: bool, **settings: Any) -> None:
     """Measure every static partition and the adaptive controller, then draw the figures.
 
-    Without KERNEL all kernels are swept. Every point is recorded as soon as it is measured, so a sweep that
-    was stopped goes on with --resume.
+    Without KERNEL all kernels are swept, each at sizes of its own (see `mkbench list kernels`). Every point
+    is recorded as soon as it is measured, so a sweep that was stopped goes on with --resume.
 
     \b
     Examples:
+      mkbench sweep
       mkbench sweep gemm_ar --sizes 2048,4096
+      mkbench sweep moe_dispatch_gemm --sizes 32K --skew 0,0.5,1
       mkbench sweep gemm_ar --cluster 2x8-h200-ib --sizes 8K --comm-sms 4:32:4
       mkbench sweep gemm_ar --sizes 2048 --dry-run
       mkbench sweep --config sweep.toml --out results/runs/mine --resume

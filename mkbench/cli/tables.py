@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from mkbench.cli.console import outcome, print_line, print_table, shape_name
+from mkbench.cli.console import kernel_name, outcome, print_line, print_table, shape_name
 from mkbench.core.pace import Pace
 from mkbench.core.plan import Plan
 from mkbench.core.selection import TIE, best_static
@@ -51,7 +51,7 @@ def print_plan(plan: Plan) -> None:
         ("kernel", "size", "shape", "policy", "comm SMs", "samples", "network", "lower bound"),
         [
             (
-                point.kernel,
+                kernel_name(point.kernel, point.reduction),
                 str(point.size or ""),
                 point.shape.label,
                 point.policy,
@@ -67,8 +67,8 @@ def print_plan(plan: Plan) -> None:
 
 
 def print_results(records: Sequence[Record]) -> None:
-    """One row a kernel and shape: the best static partition beside the adaptive policy."""
-    rows = [_row(list(group)) for _, group in groupby(records, key=lambda r: (r["kernel"], shape_name(r)))]
+    """One row a kernel, shape and reduction: the best static partition beside the adaptive policy."""
+    rows = [_row(list(group)) for _, group in groupby(records, key=_series)]
     columns = ("kernel", "size", *NUMBERS)
     # A column that says nothing here, such as the network of one node, only takes room.
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
@@ -100,6 +100,10 @@ def _not_verified(records: Sequence[Record]) -> str:
     return f"; results of {plural(unchecked, 'point')} not verified (data off)" if unchecked else ""
 
 
+def _series(record: Record) -> tuple[str, str]:
+    return kernel_name(record["kernel"], record.get("reduction")), shape_name(record)
+
+
 def _row(records: list[Record]) -> tuple[str, ...]:
     first = records[0]
     static = {r["comm_sms"]: r for r in records if r["policy"] == "static" and r["status"] == "ok"}
@@ -112,8 +116,7 @@ def _row(records: list[Record]) -> tuple[str, ...]:
         ratio = _ratio(adaptive, lowest)
     network = max(record["network_bytes"] for record in records)
     return (
-        first["kernel"],
-        shape_name(first),
+        *_series(first),
         str(best["comm_sms"]) if best else "",
         format_us(_median(lowest)) if lowest else "",
         _interval(lowest) if lowest else "",
@@ -140,6 +143,8 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     roles = record["partition"].items()
     start = "at the start: " if record["policy"] == "adaptive" else ""
     yield "partition", start + ", ".join(f"{plural(blocks, 'block')} {role}" for role, blocks in roles)
+    if record.get("reduction"):
+        yield "reduction", record["reduction"]
     commands = plural(record["commands"], "proxy command")
     yield "network", f"{format_bytes(record['network_bytes'])} in {commands}"
     if record["nodes"] > 1 and record["platform"] == "cuda":

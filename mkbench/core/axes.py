@@ -8,6 +8,7 @@ from mkbench.core.units import parse_size
 FORMS = "write a list (2,4,8) or an inclusive range first:last:step (2:64:2)"
 _LIMIT = 100_000
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def parse_axis(text: str) -> list[int]:
@@ -27,6 +28,14 @@ def parse_sizes(text: str) -> list[int]:
     if not all(parts):
         raise UsageError(f"sizes {text!r} hold an empty entry", hint="write 2048,4K")
     return sorted({parse_size(part) for part in parts})
+
+
+def parse_decimals(text: str) -> list[float]:
+    """Return the numbers of "0,0.5,1", none negative. Raises UsageError for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(_DECIMAL.fullmatch(part) for part in parts):
+        raise UsageError(f"list {text!r} holds what is no number of 0 or more", hint="write 0,0.5,1")
+    return [float(part) for part in parts]
 
 
 def _range(part: str, text: str) -> range:

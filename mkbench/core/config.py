@@ -1,19 +1,22 @@
 """What a user may ask of a sweep: defaults, then a TOML file, then the command line."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from mkbench.core.axes import parse_axis, parse_sizes
+from mkbench.core.axes import parse_axis, parse_decimals, parse_sizes
 from mkbench.core.errors import UsageError
 from mkbench.core.faults import parse_fault
 from mkbench.core.names import unknown
 from mkbench.core.pace import parse_pace
 from mkbench.core.profile import Strict, read_toml, validated
 from mkbench.core.resources import configs_dir
+from mkbench.core.workloads import KERNELS
+from mkbench.core.workloads.base import REDUCTIONS, Reduction
 
 PLATFORMS = ("auto", "sim", "host", "cuda")
 POLICIES = ("static", "adaptive")
@@ -21,6 +24,8 @@ TRANSPORTS = ("sim", "shm", "tcp")
 NETWORK_MEMORIES = ("device", "host")
 
 MAX_SAMPLES = 1_000_000
+MAX_SKEW = 100.0
+"""With it every token chooses the same experts."""
 MAX_DEADLINE_S = 1e6
 """Eleven days: a longer wait is a slip, and the kernel counts it in 64 bits of nanoseconds."""
 
@@ -32,12 +37,33 @@ def _names(value: object) -> object:
     return parts
 
 
+def _reductions(value: object) -> object:
+    names = _names(value)
+    _among("reduction", names if isinstance(names, tuple) else (), REDUCTIONS)
+    return names
+
+
 def _axis(value: object) -> object:
     return parse_axis(value) if isinstance(value, str) else _distinct(value)
 
 
 def _sizes(value: object) -> object:
     return parse_sizes(value) if isinstance(value, str) else _distinct(value)
+
+
+def _skew(value: object) -> object:
+    values = parse_decimals(value) if isinstance(value, str) else value
+    values = [values] if isinstance(values, int | float) else values
+    if not isinstance(values, list | tuple) or not all(isinstance(entry, int | float) for entry in values):
+        return values
+    for entry in values:
+        if not math.isfinite(entry) or round(entry * 100) / 100 != entry:
+            raise UsageError(f"skew {entry} is not a number of hundredths", hint="write 0,0.5,1")
+    return sorted({float(entry) for entry in values})
+
+
+def _list_or_table(value: object) -> str:
+    return "table" if isinstance(value, Mapping) else "list"
 
 
 def _pace(value: object) -> object:
@@ -55,8 +81,12 @@ def _known_faults(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)]
+Reductions = Annotated[tuple[Reduction, ...], BeforeValidator(_reductions), Field(min_length=1)]
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[int, Field(ge=1, strict=True)]
+Sizes = Annotated[tuple[Positive, ...], BeforeValidator(_sizes), Field(min_length=1)]
+SizesByKernel = Annotated[dict[str, Sizes], Field(min_length=1)]
+Exponent = Annotated[float, Field(ge=0, le=MAX_SKEW)]
 # Which may be zero, the workload knows.
 Extent = Annotated[int, Field(ge=0, strict=True)]
 # The plan knows the cluster, so that it can name both limits.
@@ -66,11 +96,20 @@ Count = Annotated[int, Field(strict=True)]
 class SweepConfig(Strict):
     """A sweep as asked. None means: the default of the platform and the cluster, filled in by the plan."""
 
-    kernels: Names = ("gemm_ar",)
-    sizes: Annotated[tuple[Positive, ...], BeforeValidator(_sizes), Field(min_length=1)] | None = None
+    kernels: Names = tuple(KERNELS)
+    sizes: (
+        Annotated[
+            Annotated[Sizes, Tag("list")] | Annotated[SizesByKernel, Tag("table")],
+            Discriminator(_list_or_table),
+        ]
+        | None
+    ) = None
+    """Of every kernel, or a table by kernel; one that is not in it has its own default."""
     shape: dict[str, Extent] | None = None
+    skew: Annotated[tuple[Exponent, ...], BeforeValidator(_skew), Field(min_length=1)] | None = None
     comm_sms: Annotated[tuple[Count, ...], BeforeValidator(_axis), Field(min_length=1)] | None = None
     policies: Names = POLICIES
+    reduction: Reductions | None = None
     platform: str = "auto"
     cluster: Name | None = None
     nodes: Positive | None = None
@@ -97,6 +136,14 @@ class SweepConfig(Strict):
         _known_faults(self.faults)
         if self.sizes is not None and self.shape is not None:
             raise UsageError("sizes and a shape are both given", hint="give one of them")
+        if self.skew is not None and "skew" in (self.shape or {}):
+            raise UsageError("a skew and a shape with a skew are both given", hint="give one of them")
+        if isinstance(self.sizes, Mapping):
+            _among("kernel", self.sizes, tuple(KERNELS))
+
+    def sizes_of(self, kernel: str) -> tuple[int, ...] | None:
+        """Return the sizes asked for of `kernel`, None if nothing was."""
+        return self.sizes.get(kernel) if isinstance(self.sizes, Mapping) else self.sizes
 
 
 def from_toml(path: Path | str) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from mkbench.core.cluster import ClusterProfile, load_cluster
 from mkbench.core.config import SweepConfig
 from mkbench.core.environment import default_platform
 from mkbench.core.errors import UsageError
+from mkbench.core.workloads import KERNELS, workload
+from mkbench.core.workloads.base import Routed
 
-GPU_SIZES = (2048, 4096, 8192, 16384, 32768)
 GPU_COMM_SMS = tuple(range(2, 65, 2))
 GPU_CLUSTER = "1x8-h100"
-HOST_SIZES = (512,)
 HOST_COMM_SMS = (1, 2, 4)
 HOST_CLUSTER = "host"
 SAMPLES = {"sim": 1, "host": 10, "cuda": 20}
@@ -72,6 +72,7 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
             hint="leave --network-memory out; 'device' is for --platform cuda on several nodes",
         )
     _check_pace(config, platform)
+    _check_skew(config)
     if config.data is False and platform != "sim":
         raise UsageError(f"platform {platform!r} always moves data", hint="data off is for --platform sim")
     if config.family == "normal" and platform == "sim":
@@ -83,7 +84,6 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
         raise UsageError(f"platform {platform!r} injects no faults", hint="use --platform sim")
     comm_sms = HOST_COMM_SMS if on_host else GPU_COMM_SMS
     fitting = tuple(count for count in comm_sms if count < cluster.blocks)
-    sizes = config.sizes or (HOST_SIZES if on_host else GPU_SIZES)
     return config.model_copy(
         update={
             "platform": platform,
@@ -92,7 +92,7 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
             "ranks_per_node": cluster.ranks_per_node,
             "ranks_per_gpu": cluster.ranks_per_gpu,
             "family": config.family or FAMILIES[platform],
-            "sizes": None if config.shape is not None else sizes,
+            "sizes": _sizes(config, on_host),
             "comm_sms": config.comm_sms or fitting,
             "transport": transport,
             "network_memory": network_memory,
@@ -105,6 +105,34 @@ def resolved(config: SweepConfig, cluster: ClusterProfile) -> SweepConfig:
 def default_network_memory(platform: str, nodes: int, transport: str) -> str:
     """Return where the network's buffers lie unless the user says."""
     return CUDA_NETWORK_MEMORY[transport] if platform == "cuda" and nodes > 1 else "host"
+
+
+def _sizes(config: SweepConfig, on_host: bool) -> tuple[int, ...] | dict[str, tuple[int, ...]] | None:
+    """Return the sizes of all kernels, as one list if they have the same ones.
+
+    A kernel whose default is a whole shape has none, and the plan takes that shape.
+    """
+    if config.shape is not None:
+        return None
+    sizes: dict[str, tuple[int, ...]] = {}
+    for name in config.kernels:
+        kernel = workload(name)
+        own = ((kernel.small,) if isinstance(kernel.small, int) else ()) if on_host else kernel.sizes
+        chosen = config.sizes_of(name) or own
+        if chosen:
+            sizes[name] = chosen
+    alike = len(sizes) == len(config.kernels) and len(set(sizes.values())) == 1
+    return next(iter(sizes.values())) if alike else sizes or None
+
+
+def _check_skew(config: SweepConfig) -> None:
+    if config.skew is None or any(isinstance(workload(name), Routed) for name in config.kernels):
+        return
+    routed = [name for name, kernel in KERNELS.items() if isinstance(kernel, Routed)]
+    raise UsageError(
+        f"nothing is routed in {' and '.join(config.kernels)}, so there is no skew",
+        hint=f"leave skew out, also of a file; it is for {' and '.join(routed)}",
+    )
 
 
 def _check_pace(config: SweepConfig, platform: str) -> None:

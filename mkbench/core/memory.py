@@ -10,7 +10,8 @@ from mkbench.core.workloads import workload
 
 def heap_bytes(point: Point, *, data: bool) -> int:
     """Return about all memory of one rank, heap and network region; without data, what is kept even so."""
-    kernel, where = workload(point.kernel), (point.nodes, point.ranks_per_node, point.chunk_tiles)
+    kernel = workload(point.kernel, point.reduction)
+    where = (point.nodes, point.ranks_per_node, point.chunk_tiles)
     buffers = kernel.buffers(point.shape, *where)
     kept = sum(buffer.bytes for buffer in buffers if data or buffer.metadata)
     return kept + kernel.control_bytes(point.shape, *where)
@@ -19,7 +20,7 @@ def heap_bytes(point: Point, *, data: bool) -> int:
 def network_bytes(point: Point) -> int:
     """Return the memory of one rank that host proxies move from or to; control words are few."""
     where = (point.nodes, point.ranks_per_node, point.chunk_tiles)
-    buffers = workload(point.kernel).buffers(point.shape, *where)
+    buffers = workload(point.kernel, point.reduction).buffers(point.shape, *where)
     return sum(buffer.bytes for buffer in buffers if buffer.network)
 
 

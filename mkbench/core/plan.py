@@ -1,6 +1,6 @@
 """From a configuration to points: defaults filled in, everything refused here that can be refused here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mkbench.core.cluster import ClusterProfile
@@ -12,8 +12,8 @@ from mkbench.core.limits import check_limits
 from mkbench.core.memory import check_memory
 from mkbench.core.pace import Pace
 from mkbench.core.point import Point
-from mkbench.core.workloads import workload
-from mkbench.core.workloads.base import Shape, Workload
+from mkbench.core.workloads import KERNELS, workload
+from mkbench.core.workloads.base import Reducing, Reduction, Routed, Shape, Workload
 
 __all__ = ["Plan", "Point", "make_plan"]
 
@@ -28,16 +28,18 @@ class Plan:
 
 
 def make_plan(config: SweepConfig) -> Plan:
-    """Return the plan of `config`: by kernel, by size, then static by communication SMs, then adaptive.
+    """Return the plan of `config`: by kernel, size and reduction, static by communication SMs, then adaptive.
 
     Raises UsageError for what no machine could run, EnvironmentProblem for what does not fit into memory.
     """
     cluster = resolved_cluster(config)
     config = resolved(config, cluster)
+    reductions = _reductions(config)
     points: list[Point] = []
     for kernel in config.kernels:
         for size, shape in _shapes(config, workload(kernel), cluster.ranks):
-            points += _points(config, cluster, workload(kernel), size, shape)
+            for reduction in reductions[kernel]:
+                points += _points(config, cluster, workload(kernel, reduction), size, shape, reduction)
     for point in points:
         check_limits(point)
         check_memory(point, cluster)
@@ -45,16 +47,46 @@ def make_plan(config: SweepConfig) -> Plan:
 
 
 def _shapes(config: SweepConfig, kernel: Workload, ranks: int) -> Iterator[tuple[int | None, Shape]]:
+    for size, shape in _plain_shapes(config, kernel, ranks):
+        if config.skew is None or not isinstance(kernel, Routed):
+            yield size, shape
+        else:
+            yield from ((size, kernel.skewed(shape, round(100 * skew))) for skew in config.skew)
+
+
+def _plain_shapes(config: SweepConfig, kernel: Workload, ranks: int) -> Iterator[tuple[int | None, Shape]]:
+    sizes = config.sizes_of(kernel.name)
     if config.shape is not None:
         yield None, kernel.shape_from(config.shape)
-    for size in config.sizes or ():
+    elif sizes is None:
+        assert isinstance(kernel.small, Mapping), "else its size is in the configuration"
+        yield None, kernel.shape_from(kernel.small)
+    for size in sizes or ():
         yield size, kernel.shape_of(size, ranks)
 
 
+def _reductions(config: SweepConfig) -> dict[str, tuple[Reduction | None, ...]]:
+    """Return in which ways each kernel is to sum; (None,) for one that has no choice."""
+    asked = config.reduction or ("ordered",)
+    choosing = [name for name in config.kernels if isinstance(workload(name), Reducing)]
+    if "atomic" in asked and not choosing:
+        able = [name for name, kernel in KERNELS.items() if isinstance(kernel, Reducing)]
+        raise UsageError(
+            f"{' and '.join(config.kernels)} cannot reduce in an atomic way",
+            hint=f"leave reduction out, also of a file; it is for {' and '.join(able)}",
+        )
+    return {name: asked if name in choosing else (None,) for name in config.kernels}
+
+
 def _points(
-    config: SweepConfig, cluster: ClusterProfile, kernel: Workload, size: int | None, shape: Shape
+    config: SweepConfig,
+    cluster: ClusterProfile,
+    kernel: Workload,
+    size: int | None,
+    shape: Shape,
+    reduction: Reduction | None,
 ) -> Iterator[Point]:
-    """Yield the points of one kernel and shape, one a static partition, then one a policy that adapts."""
+    """Yield the points of one kernel, shape and reduction: static partitions, then a policy that adapts."""
     blocks = cluster.blocks
     start = config.start_comm_sms
     if start is None:
@@ -64,11 +96,14 @@ def _points(
     statics = (config.comm_sms or ()) if "static" in config.policies else ()
     choices: list[tuple[str, int | None]] = [("static", comm_sms) for comm_sms in statics]
     choices += [("adaptive", None)] if "adaptive" in config.policies else []
+    # What takes long where tokens are routed: once for all partitions.
+    lower_bound_us = kernel.lower_bound_us(shape, cluster)
+    network_bytes = kernel.network_bytes(shape, cluster.nodes, cluster.ranks_per_node)
     for policy, comm_sms in choices:
         if comm_sms is not None:
             _check_comm_sms(comm_sms, blocks, cluster)
         yield Point(
-            key=_key(config, cluster, kernel, shape, policy, comm_sms, faults),
+            key=_key(config, cluster, kernel, shape, reduction, policy, comm_sms, faults),
             kernel=kernel.name,
             size=size,
             shape=shape,
@@ -90,12 +125,13 @@ def _points(
             data=bool(config.data),
             family=config.family or "exact",
             flops_per_rank=kernel.flops_per_rank(shape, cluster.ranks),
-            lower_bound_us=kernel.lower_bound_us(shape, cluster),
-            network_bytes=kernel.network_bytes(shape, cluster.nodes, cluster.ranks_per_node),
+            lower_bound_us=lower_bound_us,
+            network_bytes=network_bytes,
             deadline_s=config.deadline_s,
             faults=faults,
             network_memory=config.network_memory or "host",
             pace=Pace.of(config.pace) if config.pace else None,
+            reduction=reduction,
         )
 
 
@@ -104,6 +140,7 @@ def _key(
     cluster: ClusterProfile,
     kernel: Workload,
     shape: Shape,
+    reduction: Reduction | None,
     policy: str,
     comm_sms: int | None,
     faults: tuple[Fault, ...],
@@ -114,6 +151,8 @@ def _key(
     parts += [f"seed{config.seed}"]
     if comm_sms is None and config.start_comm_sms is not None:
         parts.append(f"start{config.start_comm_sms}")
+    if reduction == "atomic":
+        parts.append(reduction)
     if config.chunk_tiles is not None:
         parts.append(f"chunk{config.chunk_tiles}")
     transport = config.transport or config.platform

@@ -6,7 +6,7 @@ from typing import Any
 
 from mkbench.core.faults import Fault
 from mkbench.core.pace import Pace
-from mkbench.core.workloads.base import Shape
+from mkbench.core.workloads.base import Reduction, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class Point:
     `blocks` are those of one rank; `comm_sms` is None for a policy that chooses itself, which starts with
     `start_comm_sms`. `network_memory`: "device" if what host proxies move lies in GPU memory, "host" if in
     host memory. `pace` has the rates of one GPU, as asked. `network_bytes` is what the workload's formula
-    expects of one launch. `deadline_s` is the longest that a wait, or a rank without progress, may take.
+    expects of one launch. `reduction` says how partials are summed, None for a kernel that sums none.
+    `deadline_s` is the longest that a wait, or a rank without progress, may take.
     """
 
     key: str
@@ -47,6 +48,7 @@ class Point:
     faults: tuple[Fault, ...] = ()
     network_memory: str = "host"
     pace: Pace | None = None
+    reduction: Reduction | None = None
 
     @property
     def rank_pace(self) -> Pace:

@@ -47,6 +47,7 @@ def make_record(point: Point, measurement: Measurement, env: Mapping[str, Any]) 
         "start_comm_sms": point.start_comm_sms,
         "partition": measurement.partition or Partition.of(point.blocks, point.start_comm_sms).to_json(),
         "chunk_tiles": point.chunk_tiles,
+        "reduction": point.reduction,
         "family": point.family,
         "faults": [fault.label for fault in point.faults],
         "status": measurement.status,

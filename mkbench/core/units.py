@@ -48,6 +48,11 @@ def format_bytes(amount: int) -> str:
     return f"{amount} B"
 
 
+def format_skew(hundredths: int) -> str:
+    """Return the words for a skew of a shape: 50 -> "skew 0.5"."""
+    return f"skew {hundredths / 100:g}"
+
+
 def format_us(us: float) -> str:
     """Return a time given in microseconds: 74.2 -> "74.2 us", 28416 -> "28.4 ms", 0.05 -> "50.0 ns"."""
     if 0 < us < 0.1:

@@ -17,7 +17,7 @@ from mkbench.core.measurement import Check
 from mkbench.core.pace import fs_per_byte
 from mkbench.core.point import Point
 from mkbench.core.workloads import workload
-from mkbench.core.workloads.base import Family, Output, Shape, metadata_inputs
+from mkbench.core.workloads.base import Family, Output, Shape, metadata_inputs, metadata_outputs
 from mkbench.dist import abort, verify
 from mkbench.dist.engine import Bytes, EngineMaker
 from mkbench.dist.errors import OutOfDeviceMemory
@@ -106,6 +106,8 @@ class PointRun:
     def poison(self) -> None:
         """Make every element of the output wrong, so that one which the next launch leaves out is found."""
         self._engine.fill(self._layout.offsets["out"], self._output.bytes, verify.POISON_BYTE)
+        for name, values in self._metadata_outputs.items():
+            self._engine.fill(self._layout.offsets[name], values.nbytes, verify.POISON_BYTE)
         self._engine.fill(*self._history, 0)
 
     def launch(self, index: int) -> Round:
@@ -126,16 +128,21 @@ class PointRun:
         return Round([launch for launch, _ in gathered], [error for _, error in gathered])
 
     def verify(self) -> Check:
-        """Compare every element of every rank's output with the reference."""
+        """Compare every element of every rank's output, and the metadata beside it, with what it must be."""
         point, shape, end = self.point, self.point.shape, self._output
         # The reference may have to be made, and for it the inputs of all ranks.
         self._enter("verify", self._making_s(point.ranks))
         reference = _references.get(self._place.world, self._engine, point, self._seed, self._family)
-        tolerance = None if self._family == "exact" else workload(point.kernel).tolerance(shape, point.ranks)
+        kernel = workload(point.kernel, point.reduction)
+        tolerance = None if self._family == "exact" else kernel.tolerance(shape, point.ranks)
         with self._engine.view(self._layout.offsets["out"], end.bytes, reference) as out:
             found = out.view(np.uint16).reshape(end.rows, end.pitch)[:, : end.columns]
-            comparison = verify.compare(self._place.rank, found, reference, tolerance)
-        return verify.merge(self._place.world.allgather(comparison))
+            comparisons = [verify.compare(self._place.rank, found, reference, tolerance)]
+        for name, values in self._metadata_outputs.items():
+            written = self._engine.read(self._layout.offsets[name], values.nbytes)
+            comparisons.append(verify.compare_metadata(self._place.rank, name, written, values))
+        gathered = self._place.world.allgather(comparisons)
+        return verify.merge([comparison for of_rank in gathered for comparison in of_rank])
 
     def history(self) -> NDArray[Any]:
         """The rows that this rank's controller wrote in the last launch, in order."""
@@ -178,6 +185,12 @@ class PointRun:
     @property
     def _output(self) -> Output:
         return workload(self.point.kernel).output(self.point.shape, self._place.rank, self.point.ranks)
+
+    @property
+    def _metadata_outputs(self) -> dict[str, NDArray[Any]]:
+        return metadata_outputs(
+            workload(self.point.kernel), self.point.shape, self._place.rank, self.point.ranks
+        )
 
     @property
     def _history(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from mkbench.core.measurement import Check
 #: Fills the output before a launch: a bf16 NaN that no kernel makes, so that an element nobody wrote shows.
 POISON = 0xFFFF
 POISON_BYTE = 0xFF
+POISON_WORD = 0xFFFFFFFF
 
 #: Elements that are compared at once: enough for a GPU, with temporaries of some hundred megabytes.
 _BAND = 1 << 24
@@ -55,6 +56,19 @@ def compare(
                 first += " (never written)"
         mismatches += count
     return Comparison(found.size, mismatches, first)
+
+
+def compare_metadata(rank: int, name: str, found: NDArray[np.uint8], expected: NDArray[Any]) -> Comparison:
+    """Compare the bytes of buffer `name` with values of 4 bytes, bit for bit."""
+    values = found.view(expected.dtype)
+    wrong = found.view(np.uint32) != expected.view(np.uint32)
+    first = None
+    if wrong.any():
+        index = int(wrong.argmax())
+        first = f"rank {rank} {name} {index}: expected {expected[index]!s}, got {values[index]!s}"
+        if found.view(np.uint32)[index] == POISON_WORD:
+            first += " (never written)"
+    return Comparison(len(expected), int(np.count_nonzero(wrong)), first)
 
 
 def bands(rows: int, columns: int, most: int) -> Iterator[slice]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from mkbench.core.errors import UsageError
-from mkbench.core.units import format_size
+from mkbench.core.units import format_size, format_skew
 from mkbench.figures import fig3_panel, fig3_table, points, style
 from mkbench.figures.frame import MACHINE, rows_of
 
@@ -57,11 +58,8 @@ def _normalised(group: pd.DataFrame) -> pd.DataFrame:
     is_best = (group["policy"] == "static") & (group["comm_sms"] == best).fillna(False).astype(bool)
     is_fixed = (group["policy"] == "static") & (group["status"] == "ok")
     reference = group.loc[is_fixed, "latency_us"].min()
-    size, shape = group["size"].iloc[0], group["shape"].iloc[0]
     return group.assign(
-        series="x".join(map(format_size, style.in_order(shape).values()))
-        if pd.isna(size)
-        else format_size(int(size)),
+        series=_series(group["size"].iloc[0], group["shape"].iloc[0]),
         relative=group["latency_us"] / reference,
         relative_low=group["ci_low_us"] / reference,
         relative_high=group["ci_high_us"] / reference,
@@ -69,6 +67,14 @@ def _normalised(group: pd.DataFrame) -> pd.DataFrame:
         best_comm_sms=pd.array([best] * len(group), dtype="Int64"),
         lowest_latency_us=reference,
     )
+
+
+def _series(size: int | None, shape: Mapping[str, int]) -> str:
+    """ "32K", "32K, skew 0.5", or "1000x2Kx64" for a shape given in full."""
+    skew = [format_skew(shape["skew"])] if "skew" in shape else []
+    extents = {name: extent for name, extent in style.in_order(shape).items() if name != "skew"}
+    name = "x".join(map(format_size, extents.values())) if pd.isna(size) else format_size(int(size))
+    return ", ".join([name, *skew])
 
 
 def draw(fig: Figure, df: pd.DataFrame) -> None:

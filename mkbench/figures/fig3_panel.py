@@ -142,7 +142,8 @@ def _dress(ax: Axes, df: pd.DataFrame) -> None:
     blocks = df["blocks"].dropna()
     of = f" (of {int(blocks.iloc[0])})" if blocks.nunique() == 1 else ""
     ax.set_xlabel(f"communication SMs{of}")
-    ax.set_ylabel("latency / lowest fixed partition")
+    scale = " (log)" if ax.get_yscale() == "log" else ""
+    ax.set_ylabel(f"latency / lowest fixed partition{scale}")
     sms = df["comm_sms"].dropna().to_numpy(float)
     if sms.size:
         pad = max(0.04 * float(np.ptp(sms)), 0.5)

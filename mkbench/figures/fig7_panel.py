@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mkbench.figures import style
 
 # Inches.
-TITLE, LEGEND, TARGET, BETWEEN, PROGRESS, XLABEL = 0.5, 0.24, 1.75, 0.12, 1.45, 0.5
+TITLE, LEGEND, TARGET, BETWEEN, PROGRESS, XLABEL = 0.62, 0.24, 1.75, 0.12, 1.45, 0.5
 YLABEL, EDGE = 0.62, 0.15
 HEIGHT = TITLE + LEGEND + TARGET + BETWEEN + LEGEND + PROGRESS + XLABEL
 
@@ -26,9 +26,10 @@ def draw_panel(fig: Figure, df: pd.DataFrame, *, x: float, y: float, width: floa
     upper = fig.add_axes((left, 1 - (top + TARGET) / h, inner, TARGET / h))
     lower = fig.add_axes((left, 1 - (below + PROGRESS) / h, inner, PROGRESS / h), sharex=upper)
     first = df.iloc[0]
-    title = f"({first['panel']}) {style.kernel_title(first['kernel'])}, {first['shape_label']}"
+    title = f"({first['panel']}) {style.kernel_title(first['kernel'])}"
+    words = "\n".join(filter(None, (first["shape_label"], first["note"])))
     fig.text(left, 1 - (y + 0.04) / h, title, fontsize=10, fontweight="bold", va="top")
-    fig.text(left, 1 - (y + 0.25) / h, first["note"], fontsize=style.SMALL, color=style.MUTED, va="top")
+    fig.text(left, 1 - (y + 0.25) / h, words, fontsize=style.SMALL, color=style.MUTED, va="top")
 
     samples = df[df["t_us"].notna()]
     last = float(samples["t_us"].max())
@@ -64,8 +65,8 @@ def sides_note(fig: Figure, *, margin: float, bottom: float) -> None:
     """Say in the bottom left corner why blocks are not at the target; distances in inches."""
     width, height = fig.get_size_inches()
     words = (
-        "Blocks above the target: released by compute, which has nothing left; below it: lent to compute\n"
-        "while no communication is ready. A block changes sides only between two tasks."
+        "Blocks above the target: released by compute, which has nothing left or nothing ready; below it:\n"
+        "lent to compute while no communication is ready. A block changes sides only between two tasks."
     )
     place = (margin / width, bottom / height)
     fig.text(*place, words, va="bottom", fontsize=style.SMALL, color=style.MUTED, linespacing=1.3)
@@ -82,7 +83,8 @@ def _target(ax: Axes, samples: pd.DataFrame, time: NDArray[np.float64]) -> None:
     best = samples["best_comm_sms"].iloc[0]
     if not pd.isna(best):
         label = f"best fixed: {style.sms(best)}"
-        ax.axhline(float(best), color=style.REFERENCE, linestyle="--", linewidth=1.2, label=label)
+        # Above the target, which may be as high for most of the time.
+        ax.axhline(float(best), color=style.REFERENCE, linestyle="--", linewidth=1.2, label=label, zorder=4)
         tops.append(float(best))
     ax.set_ylim(0, max(tops) * 1.15)
     ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))

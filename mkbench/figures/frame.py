@@ -12,8 +12,10 @@ from mkbench.core.errors import UsageError
 from mkbench.core.pace import Pace
 from mkbench.core.store import RunDirectory
 
-#: Two records with the same values here were taken on the same machine and may share a picture.
-MACHINE = ("cluster", "nodes", "ranks_per_node", "platform", "transport", "network_memory", "pace")
+#: Two records with the same values here were taken on one machine in one way and may share a picture.
+MACHINE = (
+    "cluster", "nodes", "ranks_per_node", "platform", "transport", "network_memory", "pace", "reduction",
+)  # fmt: skip
 
 #: Copied from a record as they are; absent ones become null.
 PLAIN = (
@@ -61,6 +63,8 @@ def _row(record: Mapping[str, Any], source: str) -> dict[str, Any]:
         **{name: record.get(name) for name in PLAIN},
         # Records from before these fields were taken without either.
         "network_memory": record.get("network_memory", "host"),
+        # Kernels that sum nothing share a picture with those that do as usual.
+        "reduction": record.get("reduction") or "ordered",
         "pace": Pace(**record["pace"]).label if record.get("pace") else None,
         "shape": record.get("shape"),
         "simulated": bool(record.get("simulated")),

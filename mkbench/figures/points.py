@@ -15,16 +15,19 @@ from mkbench.figures.style import KERNEL_TITLES, shape_label
 def drawable(df: pd.DataFrame) -> pd.DataFrame:
     """The static and adaptive records of the machine itself, with a ``shape_label``, in the order of drawing.
 
-    That order is kernel (as in the paper), work, policy (static first), communication SMs. Records taken with
-    injected faults are left out. Raises UsageError if two records are of one point.
+    That order is kernel (as in the paper), work, skew, policy (static first), communication SMs. Records
+    taken with injected faults are left out. Raises UsageError if two records are of one point.
     """
     rows = df[df["policy"].isin(["static", "adaptive"]) & ~df["faulted"]]
     rows = rows.assign(
         shape_label=[shape_label(shape) for shape in rows["shape"]],
         work=[work(shape) for shape in rows["shape"]],
+        skew=[shape.get("skew", 0) for shape in rows["shape"]],
         panel_order=rows["kernel"].map({kernel: i for i, kernel in enumerate(KERNEL_TITLES)}),
         is_adaptive=rows["policy"] == "adaptive",
-    ).sort_values(["panel_order", "kernel", "work", "shape_label", "is_adaptive", "comm_sms"], kind="stable")
+    ).sort_values(
+        ["panel_order", "kernel", "work", "skew", "shape_label", "is_adaptive", "comm_sms"], kind="stable"
+    )
     twice = rows[rows.duplicated(["kernel", "shape_label", "policy", "comm_sms"], keep=False)]
     if not twice.empty:
         first, second = twice["key"].iloc[:2]
@@ -35,8 +38,11 @@ def drawable(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def work(shape: Mapping[str, int]) -> int:
-    """A number that orders the shapes of one kernel: the product of their extents."""
-    return math.prod(shape.values())
+    """A number that orders the shapes of one kernel: the product of their extents.
+
+    What is zero, as `causal` may be, is no extent, nor is a skew.
+    """
+    return math.prod(extent for name, extent in shape.items() if extent and name != "skew")
 
 
 def best_partition(rows: pd.DataFrame) -> int | None:

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mkbench.core.pace import Pace, parse_pace
-from mkbench.core.units import format_size
+from mkbench.core.units import format_size, format_skew
 
 OURS = "#E8780A"  # the adaptive controller, in every figure
 FAILED = "#C00020"
@@ -44,6 +44,13 @@ KERNEL_TITLES = {
     "gemm_ar": "GEMM + AllReduce",
     "moe_dispatch_gemm": "MoE dispatch + GEMM",
     "ring_attention": "Ring attention",
+}
+
+#: Extents of all kernels in the order in which people give them, with what they are called.
+EXTENTS = {
+    **{name: name.upper() for name in "mnk"},
+    **{"t": "tokens", "hidden": "hidden", "inter": "inter", "experts": "experts", "topk": "top-k"},
+    **{"s": "sequence", "b": "B", "h": "H", "g": "G", "d": "D", "causal": "causal"},
 }
 
 RC: Mapping[str, Any] = {
@@ -91,20 +98,24 @@ def kernel_title(kernel: str) -> str:
 
 
 def in_order(shape: Mapping[str, int]) -> dict[str, int]:
-    """`shape` with m, n and k first and in that order, however the record sorted it."""
-    return {name: shape[name] for name in sorted(shape, key=lambda name: ("mnk".find(name) % 4, name))}
+    """`shape` in the order in which people give its extents, however the record sorted it."""
+    known = {name: place for place, name in enumerate(EXTENTS)}
+    return {name: shape[name] for name in sorted(shape, key=lambda name: (known.get(name, len(known)), name))}
 
 
 def shape_label(shape: Mapping[str, int]) -> str:
     """{"m": 32768, "n": 32768, "k": 4096} -> "M=N=32K, K=4K": equal neighbours share their value."""
     groups: list[tuple[list[str], int]] = []
     for name, value in in_order(shape).items():
-        label = name.upper() if len(name) == 1 else name
+        if name == "skew":
+            continue
+        label = EXTENTS.get(name, name)
         if groups and groups[-1][1] == value:
             groups[-1][0].append(label)
         else:
             groups.append(([label], value))
-    return ", ".join(f"{'='.join(names)}={format_size(value)}" for names, value in groups)
+    words = [f"{'='.join(names)}={format_size(value)}" for names, value in groups]
+    return ", ".join(words + ([format_skew(shape["skew"])] if "skew" in shape else []))
 
 
 def machine_label(row: Mapping[str, Any]) -> str:
@@ -157,6 +168,8 @@ def footnote(df: pd.DataFrame) -> str:
         words.append(Pace.of(parse_pace(first["pace"])).words)
     if first["network_memory"] == "device":
         words.append("network buffers in GPU memory")
+    if first["reduction"] == "atomic":
+        words.append("partial sums added atomically, in any order")
     return "; ".join(words)
 
 

@@ -50,7 +50,7 @@ def launch_parameters(
     Addresses (`heap`, `network`, `abort_record`, `ring_slots`, `ring_tails`) and `epoch` (1) are the
     platform's to set.
     """
-    kernel = workload(point.kernel)
+    kernel = workload(point.kernel, point.reduction)
     nodes, local_ranks = point.nodes, point.ranks_per_node
     shape = point.shape
     history_rows = HISTORY_ROWS if point.policy == "adaptive" else 0

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 from mkbench.build.cpu import build_library
 from mkbench.build.source_hash import source_hash
@@ -18,9 +19,9 @@ from mkbench.core.measurement import Check, Measurement
 from mkbench.core.partition import Partition
 from mkbench.core.plan import Plan, Point
 from mkbench.core.workloads import workload
-from mkbench.core.workloads.base import Matrix
+from mkbench.core.workloads.base import Matrix, metadata_outputs
 from mkbench.dist.processes import die_with_parent
-from mkbench.dist.verify import compare, merge
+from mkbench.dist.verify import Comparison, compare, compare_metadata, merge
 from mkbench.platforms.simulate import Result, Simulation, load
 from mkbench.platforms.timeline import timeline
 
@@ -35,11 +36,12 @@ class SimPlatform:
     def __init__(self, processes: int | None = None) -> None:
         self._processes = processes or max(1, len(os.sched_getaffinity(0)))
         self._cluster: ClusterProfile | None = None
+        self._libraries: dict[str, Path] = {}
 
     def check(self, plan: Plan) -> None:
         """Build the kernels, so that a missing compiler shows before anything is written."""
-        for kernel in plan.config.kernels:
-            build_library(kernel)
+        # Once: to look for a library in the cache takes as long as to simulate a small point.
+        self._libraries = {kernel: build_library(kernel) for kernel in plan.config.kernels}
         if plan.config.transport not in (None, "sim"):
             raise UsageError(
                 f"transport {plan.config.transport!r} does not exist on the simulator",
@@ -51,13 +53,14 @@ class SimPlatform:
         """Yield one measurement a point, in order. A process that dies costs only its own point."""
         assert self._cluster is not None, "check() comes first"
         if len(points) == 1:
-            yield measure(points[0], self._cluster)
+            yield measure(points[0], self._cluster, self._libraries[points[0].kernel])
             return
         pool = ProcessPoolExecutor(self._processes, initializer=_start_worker)
         try:
-            futures = [pool.submit(measure, point, self._cluster) for point in points]
-            for point, future in zip(points, futures, strict=True):
-                yield _result(point, self._cluster, future)
+            jobs = [(point, self._cluster, self._libraries[point.kernel]) for point in points]
+            futures = [pool.submit(measure, *job) for job in jobs]
+            for job, future in zip(jobs, futures, strict=True):
+                yield _result(job, future)
         finally:
             # Who stops early, with Ctrl-C say, does not wait for points that nobody will look at.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -72,25 +75,28 @@ def _start_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _result(point: Point, cluster: ClusterProfile, future: Future[Measurement]) -> Measurement:
+def _result(job: tuple[Point, ClusterProfile, Path], future: Future[Measurement]) -> Measurement:
     try:
         return future.result()
     except BrokenProcessPool:
         # One process took the pool down with it: whose fault it was shows when each runs alone.
         with ProcessPoolExecutor(1, initializer=_start_worker) as alone:
             try:
-                return alone.submit(measure, point, cluster).result()
+                return alone.submit(measure, *job).result()
             except BrokenProcessPool:
                 message = "the simulator's process died; that is a bug in mkbench"
                 return Measurement(status="failed", message=message)
 
 
-def measure(point: Point, cluster: ClusterProfile) -> Measurement:
-    """Simulate `point`: every sample with costs spread by its own seed, data checked where it is on."""
+def measure(point: Point, cluster: ClusterProfile, built: Path) -> Measurement:
+    """Simulate `point` with the library that was built of its kernel.
+
+    Every sample has costs spread by its own seed, and data is checked where it is on.
+    """
     began = time.perf_counter()
     hash_ = source_hash(point.kernel)
     try:
-        library = load(build_library(point.kernel))
+        library = load(built)
         samples: list[float] = []
         check: Check | None = None
         for sample in range(point.samples):
@@ -123,19 +129,21 @@ def measure(point: Point, cluster: ClusterProfile) -> Measurement:
 
 
 def verify(simulation: Simulation) -> Check:
-    """Compare every element of every rank bit for bit with the exact reference."""
+    """Compare every element of every rank, and the metadata beside it, bit for bit with what is exact."""
     point, kernel = simulation.point, workload(simulation.point.kernel)
 
     def reference(rank: int) -> Matrix:
         return kernel.reference(point.shape, rank, point.ranks, point.seed, "exact")
 
     first = reference(0)
-    return merge(
-        [
-            compare(rank, simulation.output(rank), first if kernel.is_replicated else reference(rank), None)
-            for rank in range(point.ranks)
-        ]
-    )
+    comparisons: list[Comparison] = []
+    for rank in range(point.ranks):
+        wanted = first if kernel.is_replicated else reference(rank)
+        comparisons.append(compare(rank, simulation.output(rank), wanted, None))
+        for name, values in metadata_outputs(kernel, point.shape, rank, point.ranks).items():
+            written = simulation.metadata(rank, name, values.nbytes)
+            comparisons.append(compare_metadata(rank, name, written, values))
+    return merge(comparisons)
 
 
 def _message(result: Result, check: Check | None) -> str | None:

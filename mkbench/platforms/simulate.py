@@ -18,8 +18,8 @@ from mkbench.core.cluster import ClusterProfile
 from mkbench.core.errors import EnvironmentProblem, UsageError
 from mkbench.core.plan import Point
 from mkbench.core.workloads import workload
-from mkbench.core.workloads.base import metadata_inputs
-from mkbench.dist.verify import POISON
+from mkbench.core.workloads.base import metadata_inputs, metadata_outputs
+from mkbench.dist.verify import POISON, POISON_BYTE
 from mkbench.platforms.launch_parameters import HeapLayout, Record, launch_parameters
 
 JITTER = 0.002
@@ -119,6 +119,8 @@ class Simulation:
                 rows, columns = values.shape
                 self._matrix(rank, name, rows, pitches[name])[:, :columns] = to_bf16(values)
             self._output(rank).fill(POISON)
+            for name, values in metadata_outputs(kernel, point.shape, rank, point.ranks).items():
+                self.metadata(rank, name, values.nbytes).fill(POISON_BYTE)
 
     def _write_metadata(self) -> None:
         point = self.point
@@ -126,6 +128,10 @@ class Simulation:
             metadata = metadata_inputs(workload(point.kernel), point.shape, rank, point.ranks)
             for name, values in metadata.items():
                 self.view(rank, self.heap.offsets[name], values.size, values.dtype)[:] = values.reshape(-1)
+
+    def metadata(self, rank: int, name: str, size: int) -> NDArray[np.uint8]:
+        """Return `size` bytes of buffer `name` of a rank, in place."""
+        return self.view(rank, self.heap.offsets[name], size, np.uint8)
 
     def output(self, rank: int) -> NDArray[np.uint16]:
         """Return what a rank ended up with as bf16 bits, rows x columns, in place."""

@@ -2,7 +2,7 @@
 
 from mkbench.core.names import unknown
 from mkbench.core.workloads.ag_gemm import AgGemm
-from mkbench.core.workloads.base import Workload
+from mkbench.core.workloads.base import Reducing, Reduction, Workload
 from mkbench.core.workloads.gemm_ar import GemmAr
 from mkbench.core.workloads.gemm_rs import GemmRs
 from mkbench.core.workloads.moe_dispatch_gemm import MoeDispatchGemm
@@ -17,8 +17,12 @@ KERNELS: dict[str, Workload] = {
 }
 
 
-def workload(name: str) -> Workload:
-    """Return the workload of kernel `name`. Raises UsageError with the near name."""
+def workload(name: str, reduction: Reduction | None = None) -> Workload:
+    """Return the workload of kernel `name`; one that sums does so in the way of `reduction`, or by default.
+
+    Raises UsageError with the near name.
+    """
     if name not in KERNELS:
         raise unknown("kernel", name, KERNELS)
-    return KERNELS[name]
+    kernel = KERNELS[name]
+    return kernel.reducing(reduction) if reduction and isinstance(kernel, Reducing) else kernel

@@ -30,6 +30,7 @@ class AgGemm(GemmWorkload):
 
     name = "ag_gemm"
     summary = "AllGather + GEMM (tensor parallel): M = K = size, N = size / ranks a rank"
+    sizes = (4096, 8192, 16384, 32768)
     k_is = "m and k of the whole A, n of one rank"
     is_replicated = False
 
@@ -90,11 +91,11 @@ class AgGemm(GemmWorkload):
     def control_bytes(self, shape: Shape, nodes: int, ranks_per_node: int, chunk_tiles: int) -> int:
         """Return about what flags, counters and the controller's history take; the kernel says exactly.
 
-        Words are 64 bits: of each chunk one to say that it is here and a counter, of each that comes over
+        Words are 64 bits: of each chunk one to say that it is here and counters, of each that comes over
         the network one a piece and a credit.
         """
         chunks, pieces = self.chunks(shape, nodes * ranks_per_node), self._pieces(shape)
-        words = chunks * (nodes * ranks_per_node + nodes + (nodes - 1) * (pieces + 1))
+        words = chunks * (nodes * ranks_per_node + nodes + 1 + (nodes - 1) * (pieces + 1))
         return 8 * words + gemm.HISTORY_BYTES
 
     def parameters(self, shape: Shape, nodes: int, ranks_per_node: int, chunk_tiles: int) -> dict[str, int]:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from mkbench.core.cluster import ClusterProfile
 
 Family = Literal["exact", "normal"]
+Reduction = Literal["ordered", "atomic"]
+REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic")
 Matrix = NDArray[np.float32]
 Precision = type[np.float32] | type[np.float64]
 SumProducts = Callable[[Iterable[tuple[Matrix, Matrix]], Precision], Matrix]
@@ -108,6 +110,16 @@ class Workload(Protocol):
     name: str
     summary: str
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What a sweep takes unless told otherwise: the sizes with published results."""
+        ...
+
+    @property
+    def small(self) -> int | Mapping[str, int]:
+        """A size, or a whole shape where no size is small, that a processor computes in a second or so."""
+        ...
+
     def shape_of(self, size: int, ranks: int) -> Shape:
         """Return the shape that `size` means on `ranks` ranks."""
         ...
@@ -187,6 +199,28 @@ class Workload(Protocol):
 
 
 @runtime_checkable
+class Reducing(Protocol):
+    """A workload that sums what the ranks of a node computed, in a way that can be chosen.
+
+    "ordered" adds in rank order and gives the same bits each time; "atomic" adds in whatever order values
+    come, so the bits of a result may differ from run to run.
+    """
+
+    def reducing(self, reduction: Reduction) -> Workload:
+        """Return the workload that sums in the way of `reduction`."""
+        ...
+
+
+@runtime_checkable
+class Routed(Protocol):
+    """A workload whose tokens are routed to experts, some of which may be chosen more often than others."""
+
+    def skewed(self, shape: Shape, skew: int) -> Shape:
+        """Return `shape` with the exponent of the popularity of experts, in hundredths; 0 is uniform."""
+        ...
+
+
+@runtime_checkable
 class Steered(Protocol):
     """A workload whose inputs decide not only the result but what the kernel does."""
 
@@ -194,7 +228,16 @@ class Steered(Protocol):
         """Return the inputs of one rank that are metadata, by buffer, as the kernel reads them."""
         ...
 
+    def metadata_outputs(self, shape: Shape, rank: int, ranks: int) -> dict[str, NDArray[Any]]:
+        """Return what one rank must end up with beside `out`, by buffer: one array of 4-byte values each."""
+        ...
+
 
 def metadata_inputs(kernel: Workload, shape: Shape, rank: int, ranks: int) -> dict[str, NDArray[Any]]:
     """Return the metadata that one rank starts with, by buffer: of most kernels none."""
     return kernel.metadata_inputs(shape, rank, ranks) if isinstance(kernel, Steered) else {}
+
+
+def metadata_outputs(kernel: Workload, shape: Shape, rank: int, ranks: int) -> dict[str, NDArray[Any]]:
+    """Return the metadata that one rank must end up with, by buffer: of most kernels none."""
+    return kernel.metadata_outputs(shape, rank, ranks) if isinstance(kernel, Steered) else {}

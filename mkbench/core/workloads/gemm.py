@@ -28,6 +28,7 @@ class GemmWorkload:
 
     name: str
     k_is: str
+    small = 512
 
     def shape_from(self, dims: Mapping[str, int]) -> Shape:
         """Return the shape of {"m": ..., "n": ..., "k": ...}."""

@@ -13,6 +13,7 @@ class GemmAr(GemmReduction):
 
     name = "gemm_ar"
     summary = "GEMM + AllReduce (tensor parallel): M = N = size, K = size / ranks a rank"
+    sizes = (2048, 4096, 8192, 16384, 32768)
     is_replicated = True
 
     def tiles(self, shape: Shape) -> int:
@@ -60,7 +61,10 @@ class GemmAr(GemmReduction):
     def start_comm_sms(self, shape: Shape, cluster: ClusterProfile) -> int:
         """Return an even partition: a communication task reduces one owned tile and broadcasts it."""
         tiles, ranks = self.tiles(shape), cluster.ranks_per_node
-        return gemm.even_partition(cluster, k=shape.k, tiles=tiles, tasks=tiles / ranks, task_tiles=ranks)
+        task_tiles = ranks + self.is_atomic  # which clears an accumulator
+        return gemm.even_partition(
+            cluster, k=shape.k, tiles=tiles, tasks=tiles / ranks, task_tiles=task_tiles
+        )
 
     def output(self, shape: Shape, rank: int, ranks: int) -> Output:
         """Return C[m, n], the same on every rank."""

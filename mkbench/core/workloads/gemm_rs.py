@@ -13,6 +13,7 @@ class GemmRs(GemmReduction):
 
     name = "gemm_rs"
     summary = "GEMM + ReduceScatter (tensor parallel): M = N = size, K = size / ranks a rank"
+    sizes = (2048, 4096, 8192, 16384, 32768, 65536)
     is_replicated = False
 
     def rows(self, shape: Shape, rank: int, ranks: int) -> range:
@@ -65,12 +66,12 @@ class GemmRs(GemmReduction):
         )
 
     def start_comm_sms(self, shape: Shape, cluster: ClusterProfile) -> int:
-        """Return an even partition: each owned tile is summed over the ranks of a node.
+        """Return an even partition: each owned tile is summed over the ranks of a node, or read and cleared.
 
         On several nodes one in so many owned tiles is of the own shard, and summed over the nodes too.
         """
         tiles, ranks = self.tiles(shape, cluster.ranks), cluster.ranks_per_node
-        task_tiles = ranks if cluster.nodes == 1 else ranks + 1
+        task_tiles = (2 if self.is_atomic else ranks) + (cluster.nodes > 1)
         return gemm.even_partition(
             cluster, k=shape.k, tiles=tiles, tasks=tiles / ranks, task_tiles=task_tiles
         )

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,11 +55,17 @@ class MoeDispatchGemm:
     summary = (
         "MoE dispatch + grouped GEMM (expert parallel): size = all tokens; 256 experts, top-8, 7168 x 2048"
     )
+    sizes = (8192, 16384, 32768, 65536, 131072)
+    small = MappingProxyType({"t": 256, "hidden": 256, "inter": 256, "experts": 16, "topk": 2})
     is_replicated = False
 
     def shape_of(self, size: int, ranks: int) -> Shape:
-        """Return `size` tokens in all of a layer with 256 experts, uniformly chosen."""
-        return Shape(t=gemm.positive(size), hidden=HIDDEN, inter=INTER, experts=EXPERTS, topk=TOPK)
+        """Return `size` tokens in all of a layer with 256 experts, uniformly chosen.
+
+        Raises UsageError if there are too many.
+        """
+        layer = {"hidden": HIDDEN, "inter": INTER, "experts": EXPERTS, "topk": TOPK}
+        return self.shape_from({"t": gemm.positive(size), **layer})
 
     def shape_from(self, dims: Mapping[str, int]) -> Shape:
         """Return the shape of {"t": ..., "hidden": ..., "inter": ..., "experts": ..., "topk": ...}."""
@@ -76,6 +84,10 @@ class MoeDispatchGemm:
         _at_most("hidden", dims["hidden"], _MOST_PUT_BYTES // ELEMENT_BYTES)
         # A skew of 0 is left out, so that a shape has one label however it was given.
         return Shape(**{name: dims[name] for name in _DIMENSIONS if dims.get(name)})
+
+    def skewed(self, shape: Shape, skew: int) -> Shape:
+        """Return `shape` with the skew of routing.py."""
+        return self.shape_from({**shape.to_json(), "skew": skew})
 
     def chunk_tiles_for(self, shape: Shape, ranks_per_node: int) -> int:
         """Return the tokens a chunk: 16, or as many as are 512 KiB."""
@@ -259,6 +271,10 @@ class MoeDispatchGemm:
             "weights": routing.weights[tokens.start : tokens.stop],
         }
 
+    def metadata_outputs(self, shape: Shape, rank: int, ranks: int) -> dict[str, NDArray[Any]]:
+        """Return the router's weight of each row of the result, which whoever combines the rows needs."""
+        return {"row_weights": Deal(shape, 1, ranks).of_rank(rank)[2]}
+
     def output(self, shape: Shape, rank: int, ranks: int) -> Output:
         """Return a row for each choice of an expert of `rank`: by expert, then by source rank and token."""
         return Output(int(Deal(shape, 1, ranks).rows()[rank]), shape.inter, self.pitches(shape)["w"])
@@ -303,7 +319,7 @@ class MoeDispatchGemm:
     def _weights(self, shape: Shape, rank: int, ranks: int, seed: int, family: Family) -> Matrix:
         # Of the numbers that follow those of all tokens, so that no weight repeats them.
         k = len(Deal(shape, 1, ranks).experts(rank)) * shape.hidden
-        return gemm_inputs(Shape(m=0, n=shape.inter, k=k), ranks + rank, 1, seed, family)[1]
+        return _weights(k, shape.inter, ranks + rank, seed, family)
 
     @staticmethod
     def _from_node(deal: Deal, hosts: NDArray[np.int32], rank: int) -> int:
@@ -323,6 +339,14 @@ class MoeDispatchGemm:
                 f"{chunk_tokens} tokens of {self._token_bytes(shape)} bytes are more than a command can move",
                 hint=f"set chunk_tiles, which counts tokens here, to at most {most}",
             )
+
+
+# Whatever the tokens, and the largest of all inputs: seconds to make.
+@lru_cache(maxsize=2)
+def _weights(k: int, n: int, stream: int, seed: int, family: Family) -> Matrix:
+    weights = gemm_inputs(Shape(m=0, n=n, k=k), stream, 1, seed, family)[1]
+    weights.setflags(write=False)
+    return weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Ring attention: the positions of a sequence are dealt out to the ranks, which exchange keys and values."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from mkbench.core.cluster import ClusterProfile
 from mkbench.core.errors import UsageError
@@ -35,6 +36,8 @@ class RingAttention:
 
     name = "ring_attention"
     summary = "Ring attention (sequence parallel): total sequence = size, batch 4, 16 heads of dimension 128"
+    sizes = (12288, 24576, 49152, 98304, 196608)
+    small = MappingProxyType({"b": 1, "h": 4, "s": 512, "d": 64})
     is_replicated = False
 
     def shape_of(self, size: int, ranks: int) -> Shape:
@@ -92,12 +95,12 @@ class RingAttention:
     def control_bytes(self, shape: Shape, nodes: int, ranks_per_node: int, chunk_tiles: int) -> int:
         """Return about what flags, counters and the controller's history take; the kernel says exactly.
 
-        Words are 64 bits: of each chunk one to say that it is here and a counter, of each that comes over
+        Words are 64 bits: of each chunk one to say that it is here and counters, of each that comes over
         the network an arrival and a credit.
         """
         ranks = nodes * ranks_per_node
         chunks = ceil_div(self._most_strips(shape, ranks), chunk_tiles)
-        return 8 * chunks * (ranks + nodes + 2 * (nodes - 1)) + gemm.HISTORY_BYTES
+        return 8 * chunks * (ranks + nodes + 1 + 2 * (nodes - 1)) + gemm.HISTORY_BYTES
 
     def parameters(self, shape: Shape, nodes: int, ranks_per_node: int, chunk_tiles: int) -> dict[str, int]:
         """Return the extents, and how positions are dealt out, as the kernel names them."""
