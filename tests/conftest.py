@@ -13,7 +13,7 @@ from mkbench.core.plan import Plan, Point, make_plan
 
 def small_plan(**settings: Any) -> Plan:
     """A sweep of four static partitions and the adaptive policy on the simulated cluster, or as set."""
-    defaults = {"platform": "sim", "sizes": "2048", "comm_sms": "8:32:8", "seed": 7}
+    defaults = {"kernels": ("gemm_ar",), "platform": "sim", "sizes": "2048", "comm_sms": "8:32:8", "seed": 7}
     return make_plan(load_config(None, defaults | settings))
 
 

@@ -23,6 +23,7 @@ PLATFORMS = {"cuda": CudaPlatform, "host": HostPlatform}
 def points(args: argparse.Namespace, value: str) -> tuple[Point, ...]:
     nodes, ranks = (int(part) for part in args.where.split("x"))
     settings: dict[str, Any] = {
+        "kernels": args.kernel,
         "platform": args.platform,
         "cluster": "1x4-h200-virtual" if args.platform == "cuda" else None,
         "nodes": nodes,
@@ -41,6 +42,7 @@ def points(args: argparse.Namespace, value: str) -> tuple[Point, ...]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--platform", default="cuda")
+    parser.add_argument("--kernel", default="gemm_ar")
     parser.add_argument("--setting", required=True)
     parser.add_argument("--where", default="2x2")
     parser.add_argument("--transport", default=None)
@@ -54,7 +56,8 @@ def main() -> int:
     bad = 0
     for index in range(0, len(found), 2):
         point, a, b = pairs[index], found[index], found[index + 1]
-        label = f"{args.where} {point.transport} {point.shape.label:22} {point.comm_sms or point.policy}"
+        where = f"{point.kernel} {args.where} {point.transport}"
+        label = f"{where} {point.shape.label:22} {point.comm_sms or point.policy}"
         if a.status != "ok" or b.status != "ok":
             bad += 1
             print(f"{label}: {first} {a.status} {a.message}; {second} {b.status} {b.message}", flush=True)

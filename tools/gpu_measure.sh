@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # All that is measured on a GPU, in one call:  tools/gpu_measure.sh OUT [STAGES]
 #
-# STAGES is a comma list of doctor, tests, soak (or soak-1x2, soak-1x4, soak-2x2), mutants, memory (where network buffers
-# lie; or memory-shm, memory-tcp), pace (or pace-nvlink, pace-network) and sweep (or sweep-1x4, sweep-2x2); all of them if
-# left out. Every stage has a time limit, and none stops the next. Each prints one line, which
-# is in OUT/table.txt too, and the rest into OUT/<stage>.log; the records of the sweeps are in OUT/1x4 and OUT/2x2.
-# Exits with 1 if a stage failed. PYTHON is the interpreter; it needs pytest for the tests.
+# STAGES is a comma list of doctor, tests, memcheck, soak (or soak-1x4, soak-2x2, soak-2x4), mutants, memory (where network
+# buffers lie; or memory-shm, memory-tcp), pace (or pace-nvlink, pace-network), reduction (or reduction-ar, reduction-rs) and
+# sweep (or sweep-1x4, sweep-2x2, sweep-2x4); all of them if left out. Every stage has a time limit, and none stops the next.
+# Each prints one line, which is in OUT/table.txt too, and the rest into OUT/<stage>.log; the records of the sweeps are in
+# OUT/1x4 and so on. Exits with 1 if a stage failed. PYTHON is the interpreter; it needs pytest for the tests.
 set -u
-[[ $# -ge 1 ]] || { sed -n '2,7s/^# \?//p' "$0"; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '2,8s/^# \?//p' "$0"; exit 2; }
 out=$(realpath -m "$1") stages=${2:-all} python=${PYTHON:-python3} failed=0
 cd "$(dirname "$0")/.." && mkdir -p "$out" || exit 3
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
@@ -21,7 +21,8 @@ summary() { # one line about what a stage has found
     sed -nE 's/.* ([0-9]+) of ([0-9]+) launches right.*/\1 \2/p' |
       awk '$1 != $2 { noticed++ } END { print noticed + 0 " of " NR " soaks notice their mutant" }'
     ;;
-  memory-* | pace-*) sed -nE 's/^.* m([0-9]+)n.* ([^ ]+): .*ratio ([0-9.]+) .*/\1 \2 \3/p' | paste -sd ';' ;;
+  memcheck) sed -nE 's/^([a-z_]+) .* ([0-9+]+) errors; all.*/\1 \2/p' | paste -sd ';' ;;
+  memory-* | pace-* | reduction-*) sed -nE 's/^.* m([0-9]+)n.* ([^ ]+): .*ratio ([0-9.]+) .*/\1 \2 \3/p' | paste -sd ';' ;;
   sweep-*)
     local records=$out/${1#*-}/records.jsonl
     if [[ -s $records ]]; then
@@ -44,7 +45,7 @@ stage() { # name, limit in seconds, command ...
 }
 
 soak() { # where
-  stage "soak-$1" 90 "$python" tools/soak.py --launches 1000 --where "$1"
+  stage "soak-$1" 240 "$python" tools/soak.py --launches 300 --where "$1"
 }
 
 abba() { # stage, where, setting=first,second, options
@@ -53,27 +54,31 @@ abba() { # stage, where, setting=first,second, options
   stage "$name" 120 "$python" tools/abba.py --where "$where" --setting "$setting" "$@"
 }
 
-sweep() { # nodes, ranks a node
-  stage "sweep-$1x$2" 270 "$python" -m mkbench sweep gemm_ar --platform cuda --cluster 1x4-h200-virtual \
+sweep() { # nodes, ranks a node, partitions
+  stage "sweep-$1x$2" 400 "$python" -m mkbench sweep --platform cuda --cluster 1x4-h200-virtual \
     --nodes "$1" --ranks-per-node "$2" --transport shm --policy static,adaptive --samples 20 --seed 7 \
-    --sizes 1024,2048,4096,8192,16384 --comm-sms 1,2,3,4,6,8,10,12,16,20,24 --out "$out/$1x$2"
+    --sizes 2048,4096,8192 --comm-sms "$3" --out "$out/$1x$2"
   # They can be drawn again anywhere.
   rm -rf "$out/$1x$2/figures" "$out/$1x$2/.lock"
 }
 
 : > "$out/table.txt"
 stage doctor 60 "$python" -m mkbench doctor
-stage tests 180 "$python" -m pytest -q -o addopts= -p no:cacheprovider --durations 5 -m gpu tests/gpu
-soak 1x2
+stage tests 420 "$python" -m pytest -q -o addopts= -p no:cacheprovider --durations 5 -m gpu tests/gpu
+stage memcheck 300 tools/gpu_memcheck.sh
 soak 1x4
 soak 2x2
+soak 2x4
 stage mutants 240 tools/gpu_mutants.sh
 abba memory-shm 2x2 network_memory=device,host --transport shm --sizes 1024,2048,4096,8192 --comm-sms 4,8,16
 abba memory-tcp 2x2 network_memory=device,host --transport tcp --sizes 1024,2048,4096,8192 --comm-sms 4,8,16
 # Against a rate that nothing reaches.
 abba pace-nvlink 1x4 pace=nvlink=450,nvlink=1e5 --sizes 2048,8192 --comm-sms 4,8
 abba pace-network 2x2 pace=network=50,network=1e5 --transport shm --sizes 2048,8192 --comm-sms 4,8
-sweep 1 4
-sweep 2 2
+abba reduction-ar 1x4 reduction=atomic,ordered --kernel gemm_ar --sizes 2048,4096,8192 --comm-sms 4,8
+abba reduction-rs 1x4 reduction=atomic,ordered --kernel gemm_rs --sizes 2048,4096,8192 --comm-sms 4,8
+sweep 1 4 1,2,4,6,8,12,16
+sweep 2 2 1,2,4,6,8,12,16
+sweep 2 4 1,2,3,4,6,8
 [[ -s $out/table.txt ]] || { echo "no stage of that name: $stages"; exit 2; }
 exit $failed

@@ -15,7 +15,7 @@ assert old in text, f"{path}: no {old!r}"
 path.write_text(text.replace(old, new))
 PY
   echo "== $1"
-  (cd "$tree" && PYTHONPATH="$tree:${PYTHONPATH-}" timeout 120 python3 tools/soak.py --launches "$launches" --where 1x4 2x2 2>&1 | tail -4)
+  (cd "$tree" && PYTHONPATH="$tree:${PYTHONPATH-}" timeout 120 python3 tools/soak.py --kernels gemm_ar --launches "$launches" --where 1x4 2x2 2>&1 | tail -4)
   rm -rf "$tree"
 }
 mutate "wait without acquire" mk/flags.h "first_below<Order::acquire, scope>" "first_below<Order::relaxed, scope>"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-SWEEP = ("sweep", "--platform", "sim", "--sizes", "2048", "--comm-sms", "4,8,16")
+SWEEP = ("sweep", "gemm_ar", "--platform", "sim", "--sizes", "2048", "--comm-sms", "4,8,16")
 
 
 @pytest.fixture

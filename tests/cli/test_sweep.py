@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mkbench.core.measurement import Measurement
+from mkbench.core.workloads import KERNELS
 
 SWEEP = ("sweep", "gemm_ar", "--platform", "sim", "--sizes", "2048,4096", "--comm-sms", "4,8,16")
 
@@ -25,6 +26,51 @@ def test_prints_a_header_a_line_a_point_a_table_and_paths(fake, mkbench):
     assert row.split()[-4:-2] == ["1.000", "2.33"]  # adaptive/best, then worst/best
     assert "records   out/records.jsonl" in lines
     assert len(records(Path("out"))) == 8
+
+
+def test_without_a_kernel_all_are_swept_at_sizes_of_their_own(fake, mkbench):
+    lines = mkbench("sweep", "--platform", "sim", "--policy", "adaptive", "--out", "out").stdout.splitlines()
+    kernels = "ag_gemm, gemm_ar, gemm_rs, moe_dispatch_gemm, ring_attention"
+    assert lines[0].startswith(f"{kernels}: 25 points on ")
+    sizes = {name: [r["size"] for r in records(Path("out")) if r["kernel"] == name] for name in KERNELS}
+    assert sizes == {name: list(kernel.sizes) for name, kernel in KERNELS.items()}
+    resumed = mkbench("sweep", "--platform", "sim", "--policy", "adaptive", "--out", "out", "--resume")
+    assert "25 of 25 points are there already" in resumed.stdout
+
+
+def test_a_skew_has_rows_of_its_own(fake, mkbench):
+    words = ("--platform", "sim", "--sizes", "4K", "--comm-sms", "8", "--skew", "0,0.5")
+    lines = mkbench("sweep", "moe_dispatch_gemm", "gemm_ar", *words, "--out", "out").stdout.splitlines()
+    rows = [line.split()[:4] for line in lines if line.startswith((" moe_dispatch_gemm", " gemm_ar"))]
+    assert rows == [
+        ["moe_dispatch_gemm", "4096", "8", rows[0][3]],
+        ["moe_dispatch_gemm", "4096,", "skew", "0.5"],
+        ["gemm_ar", "4096", "8", rows[2][3]],
+    ]
+    assert any(": moe_dispatch_gemm 4096, skew 0.5 static 8: " in f": {line[6:]}" for line in lines)
+    plain = mkbench("sweep", "moe_dispatch_gemm", *words[:6], "--out", "plain")
+    assert plain.exit_code == 0
+    shared = {r["key"] for r in records(Path("plain"))} & {r["key"] for r in records(Path("out"))}
+    assert len(shared) == 2  # without a skew the keys are as they were
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("gemm_ar", "ag_gemm", "--skew", "1"), "nothing is routed in gemm_ar and ag_gemm"),
+        (("--skew", "1,"), "'1,' holds what is no number"),
+        (("--skew", "0.123"), "hundredths"),
+        (("--skew", "1", "--config", "skewed.toml"), "both given"),
+    ],
+)
+def test_a_skew_that_makes_no_sense_is_one_line(fake, mkbench, words, says):
+    shape = "{t = 9, hidden = 8, inter = 8, experts = 4, topk = 1, skew = 1}"
+    Path("skewed.toml").write_text(f'kernels = ["moe_dispatch_gemm"]\nshape = {shape}\n')
+    result = mkbench("sweep", "--platform", "sim", *words)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+    assert not fake.measured
 
 
 def test_piped_output_has_no_escape_codes_and_no_padding(fake, mkbench):
@@ -156,7 +202,9 @@ def test_a_directory_with_a_run_is_refused_without_resume(fake, mkbench):
 
 
 def test_settings_come_from_a_file_and_the_command_line_goes_first(fake, mkbench):
-    Path("sweep.toml").write_text('sizes = [2048]\ncomm_sms = [4, 8]\nplatform = "sim"\nseed = 3\n')
+    Path("sweep.toml").write_text(
+        'kernels = ["gemm_ar"]\nsizes = [2048]\ncomm_sms = [4, 8]\nplatform = "sim"\nseed = 3\n'
+    )
     result = mkbench(
         "sweep", "--config", "sweep.toml", "--comm-sms", "16", "--policy", "static", "--out", "out"
     )

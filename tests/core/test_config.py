@@ -6,6 +6,7 @@ import pytest
 from mkbench.core.config import SweepConfig, load_config
 from mkbench.core.errors import UsageError
 from mkbench.core.faults import Fault, parse_fault
+from mkbench.core.workloads import KERNELS
 
 
 def write(path: Path, text: str) -> Path:
@@ -30,6 +31,24 @@ def test_a_size_on_the_command_line_replaces_a_shape_in_the_file(tmp_path: Path)
     assert (config.sizes, config.shape) == ((2048,), None)
 
 
+def test_sizes_are_of_all_kernels_or_a_table_by_kernel(tmp_path: Path) -> None:
+    listed = load_config(write(tmp_path, "sizes = [4096, 2048]"))
+    assert {listed.sizes_of(kernel) for kernel in KERNELS} == {(2048, 4096)}
+    file = write(tmp_path, '[sizes]\ngemm_ar = "4K,2K"\nmoe_dispatch_gemm = 131072\n')
+    table = load_config(file)
+    assert table.sizes_of("gemm_ar") == (2048, 4096)
+    assert table.sizes_of("moe_dispatch_gemm") == (131072,)
+    assert table.sizes_of("ag_gemm") is None
+    assert load_config(file, {"sizes": "8K"}).sizes == (8192,)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"), [('"0,0.5,1"', (0.0, 0.5, 1.0)), ("[1, 0.29, 1.0]", (0.29, 1.0)), ("2", (2.0,))]
+)
+def test_skews_are_text_or_numbers(text: str, values: tuple[float, ...], tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, f"skew = {text}")).skew == values
+
+
 def test_a_pace_is_text_or_a_table(tmp_path: Path) -> None:
     rates = {"nvlink": 450.0, "network": 50.0}
     for text in ('pace = "nvlink=450,network=50"', "pace = {nvlink = 450, network = 50}"):
@@ -49,7 +68,18 @@ def test_an_unknown_key_is_named_with_its_line_and_the_near_key(tmp_path: Path) 
     ("settings", "message"),
     [
         ({"sizes": "-2048"}, "size '-2048'"),
-        ({"sizes": (0,)}, "sizes.0"),
+        ({"sizes": (0,)}, "sizes.list.0"),
+        ({"sizes": {"gemm_ar": [0]}}, "sizes.table.gemm_ar.0"),
+        ({"sizes": {"gemm_ra": [8]}}, "unknown kernel 'gemm_ra'; did you mean 'gemm_r"),
+        ({"sizes": {}}, "sizes"),
+        ({"skew": "1,-1"}, "list '1,-1' holds what is no number of 0 or more"),
+        ({"skew": ""}, "list '' holds what is no number"),
+        ({"skew": "0.005"}, "skew 0.005 is not a number of hundredths"),
+        ({"skew": [float("nan")]}, "skew nan is not a number of hundredths"),
+        ({"skew": 101}, "skew.0"),
+        ({"skew": []}, "skew"),
+        ({"skew": ["a"]}, "skew"),
+        ({"skew": (1.0,), "shape": {"t": 8, "skew": 50}}, "a skew and a shape with a skew are both given"),
         ({"comm_sms": "2:"}, "axis '2:' is malformed"),
         ({"comm_sms": [1.5]}, "comm_sms.0"),
         ({"policies": "adaptiv"}, "unknown policy 'adaptiv'; did you mean 'adaptive'"),
@@ -69,7 +99,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_near_key(tmp_path: Path) 
         ({"data": "yes"}, "data"),
         ({"cluster": ""}, "cluster"),
         ({"transport": ""}, "transport"),
-        ({"sizes": {"a": 1}}, "valid list"),
+        ({"sizes": 0.5}, "valid list"),
         ({"chunk_tiles": "four"}, "chunk_tiles"),
         ({"faults": ("slow",)}, "fault 'slow' is malformed"),
         ({"sizes": "8", "shape": {"m": 1, "n": 1, "k": 1}}, "both given"),
@@ -102,8 +132,11 @@ def test_repeated_names_and_sizes_count_once() -> None:
 
 def test_shipped_figures_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_config("fig3.toml").sizes == (2048, 4096, 8192, 16384, 32768)
-    assert load_config("fig7").sizes == (32768,)
+    figure_3, figure_7 = load_config("fig3.toml"), load_config("fig7")
+    assert set(figure_3.kernels) == set(KERNELS)
+    assert (figure_3.sizes, figure_3.shape) == (None, None)
+    assert figure_7.sizes == {"gemm_ar": (32768,), "moe_dispatch_gemm": (131072,)}
+    assert figure_7.kernels == tuple(figure_7.sizes)
 
 
 def test_fault_texts_round_trip() -> None:

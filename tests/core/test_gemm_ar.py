@@ -129,6 +129,7 @@ def test_parameters_pad_rows_to_16_bytes() -> None:
         "ldb": 304,
         "chunk_tiles": 3,
         "slots": 3,
+        "reduction": 0,
     }
 
 

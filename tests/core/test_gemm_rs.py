@@ -108,6 +108,7 @@ def test_parameters() -> None:
         "ldb": 304,
         "chunk_tiles": 3,
         "slots": 2 * 4,
+        "reduction": 0,
     }
 
 

@@ -206,3 +206,8 @@ def test_adaptive_starts_with_blocks_for_both() -> None:
         2 * 16 + 256,
     )
     assert MOE.flops_per_rank(MOE.shape_of(4096, 16), 16) == 2 * 4096 * 8 * 7168 * 2048 / 16
+
+
+def test_a_size_has_the_limit_of_a_shape() -> None:
+    with pytest.raises(UsageError, match="t 67108864 is more than the limit of 16777216"):
+        MOE.shape_of(64 << 20, 8)

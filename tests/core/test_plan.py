@@ -1,19 +1,30 @@
 import json
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mkbench.core import defaults, environment, memory
+from mkbench.core.cluster import cluster_names, load_cluster
 from mkbench.core.config import load_config
 from mkbench.core.errors import EnvironmentProblem, UsageError
 from mkbench.core.pace import Pace
 from mkbench.core.plan import Plan, Point, make_plan
+from mkbench.core.toml import dump_toml
+from mkbench.core.workloads import KERNELS
 
 MakePlan = Callable[..., Plan]
 
 CUDA = {"platform": "cuda", "cluster": "1x4-h200-virtual", "comm_sms": "8"}
 TWO_NODES = CUDA | {"nodes": 2, "ranks_per_node": 2}
+PUBLISHED = {
+    "ag_gemm": (4096, 8192, 16384, 32768),
+    "gemm_ar": (2048, 4096, 8192, 16384, 32768),
+    "gemm_rs": (2048, 4096, 8192, 16384, 32768, 65536),
+    "moe_dispatch_gemm": (8192, 16384, 32768, 65536, 131072),
+    "ring_attention": (12288, 24576, 49152, 98304, 196608),
+}
 OTHER = {"device": "host", "host": "device"}
 
 
@@ -53,15 +64,94 @@ def test_a_point_knows_what_to_expect(make_small_plan: MakePlan) -> None:
 
 def test_defaults_of_the_simulator() -> None:
     plan = make_plan(load_config(None, {"platform": "sim"}))
-    assert plan.config.sizes == defaults.GPU_SIZES
+    assert plan.config.sizes == PUBLISHED
     assert plan.config.comm_sms == tuple(range(2, 65, 2))
     assert plan.config.cluster == "1x8-h100"
-    assert len(plan.points) == 5 * 33
+    assert list(plan.config.kernels) == list(PUBLISHED)
+    assert len(plan.points) == (4 + 5 + 6 + 5 + 5) * 33
+
+
+@pytest.mark.parametrize("cluster", ["1x8-h100", "2x8-h200-ib"])
+def test_published_shapes(cluster: str, make_small_plan: MakePlan) -> None:
+    plan = make_small_plan(kernels=tuple(KERNELS), sizes=None, comm_sms="8", cluster=cluster)
+    ranks = plan.cluster.ranks
+    largest = {point.kernel: point.shape.to_json() for point in plan.points}
+    assert largest == {
+        "ag_gemm": {"m": 32768, "n": 32768 // ranks, "k": 32768},
+        "gemm_ar": {"m": 32768, "n": 32768, "k": 32768 // ranks},
+        "gemm_rs": {"m": 65536, "n": 65536, "k": 65536 // ranks},
+        "moe_dispatch_gemm": {"t": 131072, "hidden": 7168, "inter": 2048, "experts": 256, "topk": 8},
+        "ring_attention": {"b": 4, "h": 16, "g": 16, "s": 196608, "d": 128, "causal": 0},
+    }
+
+
+@pytest.mark.parametrize("cluster", cluster_names())
+def test_defaults_fit_every_cluster(cluster: str) -> None:
+    cpu = load_cluster(cluster).hardware.name == "cpu"
+    platform = "host" if cpu else "cuda" if load_cluster(cluster).ranks_per_gpu > 1 else "sim"
+    plan = make_plan(load_config(None, {"platform": platform, "cluster": cluster, "comm_sms": "2"}))
+    assert {point.kernel for point in plan.points} == set(KERNELS)
+
+
+def test_sizes_that_are_given_are_those_of_every_kernel(make_small_plan: MakePlan) -> None:
+    plan = make_small_plan(kernels=("gemm_ar", "ag_gemm"), sizes="4K", policies="adaptive")
+    assert [(point.kernel, point.size) for point in plan.points] == [("gemm_ar", 4096), ("ag_gemm", 4096)]
+    assert plan.config.sizes == (4096,)
+
+
+def test_a_kernel_that_is_not_in_the_table_has_its_own_sizes(make_small_plan: MakePlan) -> None:
+    sizes = {"gemm_ar": (4096,), "gemm_rs": (2048,)}
+    plan = make_small_plan(kernels=("gemm_ar", "ag_gemm"), sizes=sizes, policies="adaptive")
+    assert plan.config.sizes == {"gemm_ar": (4096,), "ag_gemm": PUBLISHED["ag_gemm"]}
+    assert [point.size for point in plan.points] == [4096, *PUBLISHED["ag_gemm"]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"platform": "sim"},
+        {"platform": "sim", "kernels": ("ag_gemm",)},
+        {"platform": "host"},
+        {"platform": "host", "kernels": ("moe_dispatch_gemm",)},
+        {"platform": "sim", "kernels": ("gemm_ar", "moe_dispatch_gemm"), "sizes": "2K", "skew": "0,0.5"},
+    ],
+)
+def test_a_plan_is_read_back_as_it_was(settings: dict[str, Any]) -> None:
+    plan = make_plan(load_config(None, {**settings, "comm_sms": "2"}))
+    again = make_plan(load_config(None, tomllib.loads(dump_toml(plan.config.model_dump(mode="json")))))
+    assert (again.config, again.points) == (plan.config, plan.points)
+
+
+def test_a_skew_is_a_shape_of_its_own_where_tokens_are_routed(make_small_plan: MakePlan) -> None:
+    kernels = ("gemm_ar", "moe_dispatch_gemm")
+    plain = make_small_plan(kernels=kernels, sizes="2K", policies="adaptive").points
+    plan = make_small_plan(kernels=kernels, sizes="2K", policies="adaptive", skew="1,0,0.29")
+    assert plan.config.skew == (0.0, 0.29, 1.0)
+    shapes = [(point.kernel, point.size, point.shape.to_json().get("skew")) for point in plan.points]
+    assert shapes == [
+        ("gemm_ar", 2048, None),
+        *(("moe_dispatch_gemm", 2048, skew) for skew in (None, 29, 100)),
+    ]
+    assert plan.points[:2] == plain
+    assert "topk8skew29/" in plan.points[2].key
+
+
+def test_a_skew_joins_a_shape_that_has_none(make_small_plan: MakePlan) -> None:
+    shape = {"t": 64, "hidden": 8, "inter": 8, "experts": 4, "topk": 2}
+    plan = make_small_plan(kernels=("moe_dispatch_gemm",), sizes=None, shape=shape, skew="1", comm_sms="8")
+    assert {point.shape.label for point in plan.points} == {"t64hidden8inter8experts4topk2skew100"}
 
 
 def test_defaults_of_the_host() -> None:
     plan = make_plan(load_config(None, {"platform": "host"}))
-    assert (plan.config.sizes, plan.config.comm_sms) == ((512,), (1, 2, 4))
+    assert plan.config.comm_sms == (1, 2, 4)
+    # Where no size is small the plan takes a small shape.
+    assert plan.config.sizes == dict.fromkeys(("ag_gemm", "gemm_ar", "gemm_rs"), (512,))
+    assert {point.kernel: point.size for point in plan.points if point.size is None} == {
+        "moe_dispatch_gemm": None,
+        "ring_attention": None,
+    }
+    assert max(point.ranks * point.flops_per_rank for point in plan.points) < 1e9
     point = plan.points[0]
     assert (point.cluster, point.nodes, point.ranks_per_node, point.transport) == ("host", 1, 2, "shm")
     assert point.data
@@ -72,7 +162,7 @@ def test_defaults_of_the_host() -> None:
 
 def test_auto_is_the_simulator_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "gpu_visible", lambda: False)
-    assert make_plan(load_config(None, {})).config.platform == "sim"
+    assert make_plan(load_config(None, {"sizes": "2K"})).config.platform == "sim"
 
 
 def test_points_round_trip_through_json(make_small_plan: MakePlan) -> None:
@@ -151,6 +241,7 @@ def test_a_shape_in_full(make_small_plan: MakePlan) -> None:
         ({"platform": "host", "comm_sms": "8"}, "'host': 1 to 7"),
         ({"platform": "host", "comm_sms": "2", "faults": ("a@1us",)}, "injects no faults"),
         ({"sizes": None, "shape": {"m": 1, "n": 1}}, "needs a positive k"),
+        ({"skew": "0,1"}, "nothing is routed in gemm_ar, so there is no skew"),
         ({"family": "normal"}, "no inputs of family 'normal'"),
         ({"pace": "network=50"}, "platform 'sim' is not paced"),
         ({"platform": "host", "comm_sms": "2", "pace": "nvlink=450"}, "'host' has no NVLink to pace"),

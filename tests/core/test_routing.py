@@ -47,6 +47,24 @@ def test_without_skew_experts_are_chosen_alike_and_with_it_few_are_chosen_most()
     assert counts[3000][:-8].sum() == 0
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(2000, 6000),
+    experts=st.integers(16, 64),
+    topk=st.integers(1, 4),
+    skew=st.integers(50, 200),
+    ranks=st.integers(2, 8),
+)
+def test_a_skewed_routing_is_more_uneven_and_moves_as_many_rows(
+    tokens: int, experts: int, topk: int, skew: int, ranks: int
+) -> None:
+    plain, skewed = (Deal(shape(tokens, experts, topk, s), 1, ranks) for s in (0, skew))
+    for rows in (Deal.rows, Deal.expert_rows):
+        assert rows(plain).sum() == rows(skewed).sum() == tokens * topk
+    assert skewed.expert_rows().std() > 2 * plain.expert_rows().std()
+    assert skewed.expert_rows().max() > plain.expert_rows().max()
+
+
 def test_the_routing_is_of_the_shape_alone() -> None:
     assert routing_of(shape(50, 16, 2)) is routing_of(shape(50, 16, 2))
     wider = Shape(t=50, hidden=640, inter=24, experts=16, topk=2)

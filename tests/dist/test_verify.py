@@ -6,7 +6,7 @@ import pytest
 from mkbench.core.bf16 import round_to_bf16, to_bf16
 from mkbench.core.measurement import Check
 from mkbench.dist import verify
-from mkbench.dist.verify import POISON, POISON_BYTE, Comparison, bands, compare, merge
+from mkbench.dist.verify import POISON, POISON_BYTE, Comparison, bands, compare, compare_metadata, merge
 
 REFERENCE = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 
@@ -113,6 +113,23 @@ def test_nan_is_never_within_the_tolerance():
     found = to_bf16(REFERENCE)
     found[2, 0] = POISON
     assert compare(0, found, REFERENCE, tolerance=1e9).mismatches == 1
+
+
+def test_metadata_is_compared_bit_for_bit():
+    expected = np.array([0.5, 0.0, 0.25, -1.0], dtype=np.float32)
+    found = expected.copy()
+    assert compare_metadata(2, "row_weights", found.view(np.uint8), expected) == Comparison(4, 0, None)
+    found[1] = -0.0
+    found[3] = 1.0
+    said = "rank 2 row_weights 1: expected 0.0, got -0.0"
+    assert compare_metadata(2, "row_weights", found.view(np.uint8), expected) == Comparison(4, 2, said)
+
+
+def test_metadata_that_nobody_wrote_and_none_at_all():
+    poisoned, expected = np.full(8, POISON_BYTE, np.uint8), np.array([7, 9], dtype=np.int32)
+    said = "rank 0 starts 0: expected 7, got -1 (never written)"
+    assert compare_metadata(0, "starts", poisoned, expected) == Comparison(2, 2, said)
+    assert compare_metadata(0, "starts", poisoned[:0], expected[:0]) == Comparison(0, 0, None)
 
 
 @pytest.mark.parametrize("tolerance", [None, 0.25])

@@ -77,6 +77,48 @@ def test_an_explicit_shape_names_its_series(make):
     assert prepared([record])["series"].tolist() == ["1000x2Kx64"]
 
 
+def of_shape(entry, **shape):
+    """`entry` of that shape, as a record has it: its extents sorted by name."""
+    return entry | {"shape": dict(sorted(shape.items()))}
+
+
+def routed(entry, tokens, skew=0):
+    shape = {"t": tokens, "hidden": 7168, "inter": 2048, "experts": 256, "topk": 8}
+    return of_shape(entry | {"size": tokens}, **shape, **({"skew": skew} if skew else {}))
+
+
+def test_a_skew_is_a_series_of_its_own_after_the_uniform_one(make):
+    cases = [(131072, 0), (32768, 1000), (32768, 0), (32768, 50), (32768, 200)]
+    records = [
+        routed(make.record(kernel="moe_dispatch_gemm", comm_sms=c, latency=us + skew), tokens, skew)
+        for tokens, skew in cases
+        for c, us in ((8, 300.0), (16, 150.0))
+    ]
+    tidy = prepared(records)
+    assert tidy["series"].drop_duplicates().tolist() == [
+        "32K", "32K, skew 0.5", "32K, skew 2", "32K, skew 10", "128K",
+    ]  # fmt: skip
+    assert tidy.groupby("series", sort=False)["lowest_latency_us"].unique().explode().tolist() == [
+        150.0, 200.0, 350.0, 1150.0, 150.0,
+    ]  # fmt: skip
+    assert len(lines_of(drawn(records), linestyle="-")) == len(cases)
+
+
+def test_a_skewed_shape_in_full_names_its_skew(make):
+    entry = routed(make.record(kernel="moe_dispatch_gemm"), 32768, 50) | {"size": None}
+    assert prepared([entry])["series"].tolist() == ["32Kx7Kx2Kx256x8, skew 0.5"]
+
+
+def test_sequences_ascend_though_causal_is_zero(make):
+    rest = {"b": 4, "h": 16, "g": 16, "d": 128, "causal": 0}
+    sizes = (196608, 24576, 98304, 12288)
+    records = [
+        of_shape(make.record(size, kernel="ring_attention"), s=size, **rest) | {"size": size}
+        for size in sizes
+    ]
+    assert prepared(records)["series"].tolist() == ["12K", "24K", "96K", "192K"]
+
+
 def test_a_kernel_without_fixed_partitions_keeps_its_panel(make):
     fig = drawn([*make.sweep(), make.adaptive(kernel="ag_gemm")])
     assert [axes.get_title(loc="left") for axes in fig.axes if axes.get_title(loc="left")] == [
@@ -215,6 +257,32 @@ def test_panels_do_not_overlap_and_stay_inside(make, count):
     assert all(
         box.x0 >= 0 and box.y0 >= 0 and box.x1 <= fig.bbox.x1 and box.y1 <= fig.bbox.y1 for box in boxes
     )
+
+
+def test_five_panels_are_three_in_a_row_and_two_below(make):
+    fig = drawn([r for kernel in style.KERNEL_TITLES for r in make.sweep(kernel=kernel, comm_sms=(8, 16))])
+    mains = [axes.get_window_extent() for axes in fig.axes if axes.get_title(loc="left")]
+    titles = [axes.get_title(loc="left") for axes in fig.axes if axes.get_title(loc="left")]
+    assert titles == list(style.KERNEL_TITLES.values())
+    upper, lower = mains[:3], mains[3:]
+    assert len({round(box.y0) for box in upper}) == len({round(box.y0) for box in lower}) == 1
+    assert upper[0].y0 > lower[0].y1
+    assert [round(box.x0) for box in lower] == [round(box.x0) for box in upper[:2]]
+    assert upper[0].x1 < upper[1].x0 < upper[1].x1 < upper[2].x0
+
+
+def test_long_names_of_skewed_sizes_have_room(make):
+    records = []
+    for skew in (0, 50, 100):
+        for c in (8, 16):
+            records.append(routed(make.record(kernel="moe_dispatch_gemm", comm_sms=c), 131072, skew))
+        records.append(routed(make.adaptive(kernel="moe_dispatch_gemm"), 131072, skew))
+    for kernel in ("gemm_ar", "gemm_rs"):
+        records += make.sweep(kernel=kernel, comm_sms=(8, 16))
+    fig = drawn(records)
+    for table in (axes for axes in fig.axes if not axes.axison):
+        boxes = [text.get_window_extent() for text in table.texts if text.get_text()]
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
 
 
 @pytest.mark.parametrize("shape", [{"m": 32768, "n": 32768, "k": 4096}, {"m": 20001, "n": 20001, "k": 12289}])

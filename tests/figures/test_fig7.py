@@ -31,6 +31,52 @@ def test_the_shape_of_the_paper_is_chosen(make):
     assert set(tidy["note"]) == {""}
 
 
+def routed(entry, tokens=131072, **more):
+    """`entry` as one of MoE dispatch, with the extents of the paper's shape sorted as in a record."""
+    shape = {"experts": 256, "hidden": 7168, "inter": 2048, **more, "t": tokens, "topk": 8}
+    return entry | {"kernel": "moe_dispatch_gemm", "size": tokens, "shape": shape}
+
+
+def paper(make):
+    """Records that hold both shapes of the paper, and others."""
+    return [
+        *(make.record(PAPER, c, latency=us) for c, us in ((8, 30.0), (16, 20.0))),
+        *(make.adaptive(size) for size in (2048, PAPER)),
+        *(routed(make.record(comm_sms=c, latency=us)) for c, us in ((16, 30.0), (44, 20.0))),
+        *(routed(make.record(comm_sms=c, latency=us), skew=50) for c, us in ((2, 10.0), (44, 20.0))),
+        *(routed(make.adaptive(), tokens) for tokens in (131072, 8192)),
+        routed(make.adaptive(), skew=50),
+    ]
+
+
+def test_both_shapes_of_the_paper_have_a_panel_with_their_own_best_partition(make):
+    tidy = prepared(paper(make))
+    panels = tidy[["panel", "kernel", "shape_label", "note", "best_comm_sms"]].drop_duplicates()
+    moe = "tokens=128K, hidden=7K, inter=2K, experts=256, top-k=8"
+    assert panels.to_numpy().tolist() == [
+        ["a", "gemm_ar", "M=N=32K, K=4K", "", 16],
+        ["b", "moe_dispatch_gemm", moe, "", 44],
+    ]
+
+
+def smaller(make):
+    """Records of other shapes only, of which panels have more to say."""
+    return [make.adaptive(8192), routed(make.adaptive(), 8192)]
+
+
+@pytest.mark.parametrize("records", [paper, smaller])
+def test_panels_stay_apart_and_inside(make, records):
+    fig = drawn([entry | {"check": None} for entry in records(make)])
+    boxes = [axes.get_tightbbox() for axes in fig.axes] + [text.get_window_extent() for text in fig.texts]
+    assert len(fig.axes) == 4
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
+    assert all(
+        box.x0 >= 0 and box.y0 >= 0 and box.x1 <= fig.bbox.x1 and box.y1 <= fig.bbox.y1
+        for box in boxes
+        if box.width
+    )
+
+
 def test_every_sample_of_the_controller_is_a_row(make):
     history = make.history(900.0, best=24, samples=50)
     tidy = prepared([make.adaptive(PAPER, controller=history)])
@@ -50,9 +96,20 @@ def test_no_fixed_partition_no_line(make):
 
 
 def test_else_the_largest_is_taken_and_the_picture_says_so(make):
-    fig = drawn([make.adaptive(2048), make.adaptive(8192), make.adaptive(4096)])
-    assert "(a) GEMM + AllReduce, M=N=8K, K=1K" in words(fig)
-    assert "M=N=32K, K=4K is not among the records" in words(fig)
+    fig = drawn([make.adaptive(2048), make.adaptive(4096), *smaller(make)])
+    assert "(a) GEMM + AllReduce |" in words(fig)
+    assert "top-k=8\nlargest adaptive record; tokens=128K is not among the records" in words(fig)
+    assert "M=N=8K, K=1K\nlargest adaptive record; M=N=32K, K=4K is not among the records" in words(fig)
+
+
+def test_a_skew_is_shown_only_if_there_is_nothing_else(make):
+    plain, skewed = routed(make.adaptive(), 8192), routed(make.adaptive(), 16384, skew=50)
+    assert set(prepared([plain, skewed])["shape_label"]) == {
+        "tokens=8K, hidden=7K, inter=2K, experts=256, top-k=8"
+    }
+    assert set(prepared([skewed])["shape_label"]) == {
+        "tokens=16K, hidden=7K, inter=2K, experts=256, top-k=8, skew 0.5"
+    }
 
 
 def test_a_failed_one_is_a_red_mark_and_a_row(make):
@@ -85,6 +142,8 @@ def test_lines(make):
         "controller target", "blocks in that role", "best fixed: 16 SMs",
     ]  # fmt: skip
     assert upper.get_lines()[0].get_color() == style.OURS
+    # The target may be at the best partition all the time.
+    assert upper.get_lines()[2].get_zorder() > upper.get_lines()[0].get_zorder()
     assert [line.get_label() for line in lower.get_lines()] == ["compute", "communication"]
 
 

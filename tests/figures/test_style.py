@@ -13,6 +13,8 @@ from mkbench.figures import style
         ({"m": 100, "n": 200, "k": 200}, "M=100, N=K=200"),
         ({"k": 64, "m": 100, "n": 200}, "M=100, N=200, K=64"),
         ({"tokens": 131072}, "tokens=128K"),
+        ({"experts": 8, "skew": 150, "t": 32768, "topk": 2}, "tokens=32K, experts=8, top-k=2, skew 1.5"),
+        ({"b": 4, "causal": 0, "d": 64, "s": 9}, "sequence=9, B=4, D=64, causal=0"),
     ],
 )
 def test_shape_label(shape, label):

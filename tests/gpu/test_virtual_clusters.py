@@ -14,19 +14,39 @@ from mkbench.core.environment import gpu_visible
 from mkbench.core.measurement import Check, Measurement
 from mkbench.core.plan import make_plan
 from mkbench.core.point import Point
-from mkbench.core.workloads.base import Shape
+from mkbench.core.workloads import KERNELS
+from mkbench.core.workloads.base import Reducing, Shape, metadata_outputs
 from mkbench.platforms.cuda import CudaPlatform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_visible(), reason="no GPU is visible")]
 
 #: Cut tiles and padded rows; whole tiles, enough for every rank to own some.
-SHAPES = {"m": 500, "n": 776, "k": 96}, {"m": 1024, "n": 2048, "k": 200}
+GEMMS = {"m": 500, "n": 776, "k": 96}, {"m": 1024, "n": 2048, "k": 200}
+#: Experts with many tokens, with few and, of the last, with none: some ranks may end up with no row.
+MOES = (
+    {"t": 900, "hidden": 136, "inter": 300, "experts": 12, "topk": 3, "skew": 100},
+    {"t": 64, "hidden": 64, "inter": 64, "experts": 8, "topk": 1, "skew": 2000},
+)
+#: Masked, with shared heads and ranks with nothing; not masked, with cut tiles.
+RINGS = (
+    {"b": 1, "h": 4, "g": 2, "s": 1500, "d": 64, "causal": 1},
+    {"b": 1, "h": 2, "g": 1, "s": 5, "d": 128, "causal": 1},
+    {"b": 2, "h": 2, "g": 2, "s": 900, "d": 128, "causal": 0},
+)
+SHAPES = {
+    "ag_gemm": GEMMS,
+    "gemm_ar": GEMMS,
+    "gemm_rs": GEMMS,
+    "moe_dispatch_gemm": MOES,
+    "ring_attention": RINGS,
+}
 WAITS = r"rank \d+ block \d+ role \w+ waits for flag \w+\[\d+\]: expected 1:\d+, seen \d+:\d+"
 
 
 def points(nodes: int, ranks: int, **settings: Any) -> list[Point]:
     asked = {"platform": "cuda", "cluster": "1x4-h200-virtual", "nodes": nodes, "ranks_per_node": ranks}
-    asked |= {"comm_sms": [3], "policies": "static", "samples": 2, "seed": 7, "shape": SHAPES[0]}
+    asked |= {"comm_sms": [3], "policies": "static", "samples": 2, "seed": 7}
+    asked |= {"kernels": "gemm_ar", "shape": GEMMS[0]}
     plan = make_plan(load_config(None, asked | settings))
     CudaPlatform().check(plan)
     return list(plan.points)
@@ -37,6 +57,16 @@ def measure(points: Sequence[Point], **options: str) -> list[Measurement]:
     return list(CudaPlatform(**options).run(points))
 
 
+def elements(point: Point) -> int:
+    """What all ranks end up with, the weights of rows included."""
+    kernel, total = KERNELS[point.kernel], 0
+    for rank in range(point.ranks):
+        end = kernel.output(point.shape, rank, point.ranks)
+        beside = metadata_outputs(kernel, point.shape, rank, point.ranks)
+        total += end.rows * end.columns + sum(values.size for values in beside.values())
+    return total
+
+
 @pytest.mark.parametrize(
     ("nodes", "ranks", "settings"),
     [
@@ -45,22 +75,32 @@ def measure(points: Sequence[Point], **options: str) -> list[Measurement]:
         (1, 4, [{}]),
         (2, 2, [{"transport": "shm", "network_memory": where} for where in ("device", "host")]),
         (2, 2, [{"transport": "tcp", "network_memory": where} for where in ("device", "host")]),
+        (2, 4, [{"transport": "shm"}]),
+        (3, 2, [{"transport": "tcp"}]),
     ],
-    ids=["1x1", "1x2", "1x4", "2x2-shm", "2x2-tcp"],
+    ids=["1x1", "1x2", "1x4", "2x2-shm", "2x2-tcp", "2x4-shm", "3x2-tcp"],
 )
 def test_every_element_is_right(nodes: int, ranks: int, settings: list[dict[str, Any]]) -> None:
     asked = [
         point
         for setting in settings
-        for shape in SHAPES
+        for kernel, shapes in SHAPES.items()
+        for shape in shapes
         for point in points(
-            nodes, ranks, shape=shape, comm_sms=[1, 3, 9], policies="static,adaptive", **setting
+            nodes,
+            ranks,
+            kernels=kernel,
+            shape=shape,
+            comm_sms=[1, 9],
+            policies="static,adaptive",
+            reduction="ordered,atomic" if isinstance(KERNELS[kernel], Reducing) else None,
+            **setting,
         )
     ]
     for point, found in zip(asked, measure(asked), strict=True):
-        assert found.status == "ok", found.message
-        assert found.check == Check(nodes * ranks * point.shape.m * point.shape.n, 0)
-        assert found.network_bytes == point.network_bytes
+        assert found.status == "ok", (point.key, found.message)
+        assert found.check == Check(elements(point), 0), point.key
+        assert found.network_bytes == point.network_bytes, point.key
         assert len(found.samples_us) == 2
         assert all(sample > 0 for sample in found.samples_us)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNEL = "gemm_ar"
-"""What stands for all kernels where a mutant is of what they share."""
+SHARED = ("gemm_ar", "ring_attention")
+"""What stands for all kernels where a mutant is of what they share: they use it in different ways."""
 
 SOURCES = (
     # First those that are tried on threads, where a lost signal costs a real time limit.
@@ -27,10 +27,13 @@ SOURCES = (
     "ag_gemm.cu",
     "gemm_ar.cu",
     "gemm_rs.cu",
+    "moe_dispatch_gemm.cu",
+    "ring_attention.cu",
     "mk/all_gather.h",
     "mk/reduction.h",
     "mk/flags.h",
     "mk/command_queue.h",
+    "mk/communication.h",
     "mk/tiles.h",
     "mk/platform_cpu.h",
     "proxy/proxy.h",
@@ -60,11 +63,13 @@ class Mutant:
         return text[: self.start] + self.replacement + text[self.end :]
 
     @property
-    def kernel(self) -> str:
-        """The kernel to try it on."""
-        if self.file == "mk/all_gather.h" or "_each" in self.edited:
-            return "ag_gemm"
-        return Path(self.file).stem if self.file.endswith(".cu") else KERNEL
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels to try it on; those behind the first only if it survives that."""
+        if self.file.endswith(".cu"):
+            return (Path(self.file).stem,)
+        if self.file == "mk/all_gather.h":
+            return "ag_gemm", "ring_attention"
+        return SHARED[1:] if "_each" in self.edited else SHARED
 
     @property
     def edited(self) -> str:
@@ -118,9 +123,14 @@ def _first_argument(suffix: str) -> Callable[[str], str]:
     return replaced
 
 
+def _count_of_second_argument(call: str) -> str:
+    return f"({call.split(',')[1].strip()}).count"
+
+
 _SIGNALS = _calls(
-    "signal", "signal_each", "store", "store_each", "say_finished", "release_flag", "set_flag", "post_to_wire"
-)
+    "signal", "signal_each", "store", "store_each", "release_flag", "set_flag", "post_to_wire",
+    "say", "say_finished", "say_gathered", "told_window", "written",
+)  # fmt: skip
 _WAITS = _calls("wait_all", "reached_all", "poll")
 _ORDER, _MEMORY_ORDER = r"(?<!case )\bOrder::", r"\bstd::memory_order_"
 _WEAKENED = r"(?:release|acquire|acq_rel)\b"
@@ -133,11 +143,13 @@ RULES = (
     Rule("signal dropped", r"(?<!\w)\w+_\.store\(", ("void()",), call=True),
     Rule("signal dropped", r"\b(?:queue|puts_|departing_)\.push\(", ("true",), call=True),
     Rule("signal dropped", r"\b(?:transport_|wire_)\.post\(", ("true",), call=True),
-    Rule("signal dropped", r"(?<![\w.:])send\((?=chunk)", ("true",), call=True),
+    Rule("signal dropped", r"(?<![\w.:])(?:send|give_credits)\(", ("true",), call=True),
     Rule("signal dropped", r"\bengine_\.write\(|(?<!\w)deliver\(", ("true",), call=True),
     Rule("signal dropped", r"\blanding\.land\(", ("void()",), call=True),
     # What keeps a block from going on.
     Rule("wait dropped", _WAITS, ("true",), call=True),
+    Rule("wait dropped", _calls("reached"), (_count_of_second_argument,), call=True),
+    Rule("wait dropped", r"\btasks\.can_receive\(", ("true",), call=True),
     Rule("wait dropped", r"\bseen >= at_least\b", ("true",)),
     Rule("wait dropped", r">> 63 == lap\b", (">= 0",)),
     Rule("wait dropped", r"\bposition >= u64\(depth\)", ("false",)),
@@ -158,6 +170,7 @@ RULES = (
     Rule("order halved", _MEMORY_ORDER + r"acq_rel\b", _HALVES),
     Rule("order relaxed", r"\bstd_order\(order\)", ("std::memory_order_relaxed",)),
     Rule("store not finished", r"\bfinish_stores\(block\);", (";",)),
+    Rule("not cleared", _calls("clear", "consumed"), ("void()",), call=True),
     Rule("order dropped", r"\bengine_\.order_after_\w+\(", ("true",), call=True),
     Rule("order dropped", r"\bdriver_\.(?:record|query|wait_event|synchronize)\(", ("0",), call=True),
     Rule("order dropped", r"\bissued - 1\b", ("issued",)),

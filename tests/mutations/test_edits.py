@@ -1,10 +1,10 @@
-"""The simulator runs the kernel, not a formula: three edits of gemm_ar, and what they come to."""
+"""The simulator runs the kernel, not a formula: some edits, and what they come to."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from mkbench.platforms.sim import verify
 from mkbench.platforms.simulate import Simulation, load
 
 SHAPE = {"m": 300, "n": 700, "k": 24}  # three by three tiles, numbered down the columns
+LAYER = {"t": 40, "hidden": 24, "inter": 40, "experts": 4, "topk": 2}
 
 Start = Callable[..., Simulation]
 
@@ -27,7 +28,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that prepares the kernel with the one match of a pattern in a file replaced."""
     running: list[Simulation] = []
 
-    def prepare(file: str, pattern: str, replacement: str, *, nodes: int, ranks_per_node: int) -> Simulation:
+    def prepare(
+        file: str,
+        pattern: str,
+        replacement: str,
+        *,
+        nodes: int,
+        ranks_per_node: int,
+        kernel: str = "gemm_ar",
+        shape: Mapping[str, int] = SHAPE,
+    ) -> Simulation:
         sources = tmp_path / "kernels"
         shutil.copytree(kernels_dir(), sources)
         source = sources / file
@@ -36,11 +46,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         source.write_text(code)
         cluster = "1x8-h100" if nodes == 1 else "2x8-h200-ib"
         settings = {
-            "platform": "sim", "cluster": cluster, "nodes": nodes, "ranks_per_node": ranks_per_node,
-            "shape": SHAPE, "comm_sms": [4], "policies": ["static"], "chunk_tiles": 1, "data": True,
+            "kernels": kernel, "platform": "sim", "cluster": cluster, "nodes": nodes,
+            "ranks_per_node": ranks_per_node, "shape": shape, "comm_sms": [4],
+            "policies": ["static"], "chunk_tiles": 1, "data": True,
         }  # fmt: skip
         plan = make_plan(load_config(None, settings))
-        library = load(build_library("gemm_ar", sources=sources))
+        library = load(build_library(kernel, sources=sources))
         running.append(Simulation(library, plan.points[0], plan.cluster, seed=1))
         running[-1].fill_inputs()
         return running[-1]
@@ -78,3 +89,16 @@ def test_a_chunk_sent_twice_shows_in_the_network_bytes(start: Start) -> None:
     result = simulation.run()
     assert simulation.point.network_bytes == 2 * 9 * TILE_BYTES
     assert result.payload_bytes == simulation.point.network_bytes + 4 * TILE_BYTES
+
+
+def test_a_wrong_weight_beside_a_row_is_a_wrong_result(start: Start) -> None:
+    simulation = start(
+        "moe_dispatch_gemm.cu", r"weights\[i\] = entry\.weight;", "weights[i] = entry.weight + (i == 0);",
+        nodes=2, ranks_per_node=1, kernel="moe_dispatch_gemm", shape=LAYER,
+    )  # fmt: skip
+    assert simulation.run().status == "ok"
+    check = verify(simulation)
+    # Of each rank the first of each segment: two experts, in one window of each of two ranks.
+    assert check.mismatches == 2 * 2 * 2
+    assert check.first is not None
+    assert re.match(r"rank 0 row_weights 0: expected \S+, got ", check.first)

@@ -82,7 +82,7 @@ def _standard_headers(flags: tuple[str, ...]) -> Path:
 
     def precompile(target: Path) -> None:
         command = [*cpu.find_compiler().command, *flags, "-x", "c++-header", str(header), "-o", str(target)]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=300)
 
     # The compiler looks for it beside the header.
     assert _headers.get(key, ".h.gch", precompile) == header.with_suffix(".h.gch")

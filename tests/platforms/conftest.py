@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "stress",
     parent=settings.get_profile("default"),
-    max_examples=2000,
+    max_examples=400,
     derandomize=False,
     database=None,
     deadline=None,

@@ -9,10 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mkbench.build.cpu import build_library
 from mkbench.core.cluster import ClusterProfile
 from mkbench.core.config import load_config
 from mkbench.core.plan import Plan, Point, make_plan
+from mkbench.core.workloads import workload
 from mkbench.platforms.simulate import Result, SimLibrary, Simulation, load
 
 TILE_M, TILE_N, TILE_BYTES = 128, 256, 65536
@@ -41,7 +44,7 @@ class Case:
 
 
 def plan_of(**settings: Any) -> Plan:
-    return make_plan(load_config(None, {"platform": "sim", "seed": 7} | settings))
+    return make_plan(load_config(None, {"kernels": "gemm_ar", "platform": "sim", "seed": 7} | settings))
 
 
 def case_of(blocks: int | None = None, **settings: Any) -> Case:
@@ -74,3 +77,16 @@ def simulation_of(
 def result_of(case: Case, **options: Any) -> Result:
     with simulation_of(case, **options) as simulation:
         return simulation.run()
+
+
+def left_in_accumulators(simulation: Simulation) -> int:
+    """How many elements are not zero, over all ranks; the next launch adds to them."""
+    point = simulation.point
+    kernel = workload(point.kernel, point.reduction)
+    buffers = kernel.buffers(point.shape, point.nodes, point.ranks_per_node, point.chunk_tiles)
+    counts = [buffer.bytes // 2 for buffer in buffers if buffer.name == "accumulator"]
+    return sum(
+        np.count_nonzero(simulation.view(rank, simulation.heap.offsets["accumulator"], count, "u2"))
+        for rank in range(point.ranks)
+        for count in counts
+    )

@@ -19,7 +19,7 @@ Check = Callable[..., None]
 
 def plan_of(**settings: object) -> Plan:
     wanted = {"platform": "cuda", "cluster": "1x4-h200-virtual", "sizes": [512], "comm_sms": [2]}
-    return make_plan(load_config(None, wanted | settings))
+    return make_plan(load_config(None, {"kernels": "gemm_ar"} | wanted | settings))
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from expected import expected
+from sim_rig import case_of
 
 from mkbench.core.config import load_config
 from mkbench.core.errors import EnvironmentProblem, HangError, UsageError
@@ -35,6 +37,7 @@ START_S = 10.0
 
 def plan_of(nodes: int, ranks_per_node: int, **settings: Any) -> Plan:
     asked = {
+        "kernels": "gemm_ar",
         "platform": "host",
         "nodes": nodes,
         "ranks_per_node": ranks_per_node,
@@ -114,14 +117,13 @@ def test_normal_data_is_within_the_tolerance():
     assert measurement.status == "ok", measurement.message
 
 
-@pytest.mark.parametrize("family", ["exact", "normal"])
-def test_tokens_reach_their_experts_on_two_nodes(family: str):
+def test_tokens_of_normal_data_reach_their_experts():
     shape = {"t": 1300, "hidden": 96, "inter": 300, "experts": 8, "topk": 3, "skew": 80}
-    plan = plan_of(2, 2, kernels="moe_dispatch_gemm", shape=shape, family=family)
+    plan = plan_of(2, 2, kernels="moe_dispatch_gemm", shape=shape, family="normal")
     (measurement,) = measure(plan)
     assert measurement.status == "ok", measurement.message
     assert measurement.check is not None
-    assert (measurement.check.elements, measurement.check.mismatches) == (1300 * 3 * 300, 0)
+    assert (measurement.check.elements, measurement.check.mismatches) == (1300 * 3 * (300 + 1), 0)
     assert measurement.network_bytes == plan.points[0].network_bytes
 
 
@@ -198,8 +200,32 @@ RUN = ("run", "gemm_ar", "--platform", "host", "--nodes", "2", "--ranks-per-node
 SMALL = ("--size", "256", "--comm-sms", "2", "--samples", "1")
 
 
+# Tails of tiles and shards, several chunks to every rank.
+SHAPES = {
+    "gemm_ar": {"m": 300, "n": 520, "k": 33},
+    "gemm_rs": {"m": 600, "n": 520, "k": 33},
+    "ag_gemm": {"m": 600, "n": 300, "k": 33},
+    "moe_dispatch_gemm": {"t": 1300, "hidden": 96, "inter": 300, "experts": 8, "topk": 3, "skew": 80},
+    "ring_attention": {"b": 1, "h": 4, "g": 2, "s": 1100, "d": 64, "causal": 1},
+}
+
+
 @pytest.mark.usefixtures("patched")
 class TestUnderALauncher:
+    @pytest.mark.parametrize("kernel", SHAPES)
+    def test_every_kernel_is_exact_and_sends_what_the_formula_says(self, kernel: str, tmp_path: Path):
+        case, out = case_of(kernels=kernel, nodes=2, ranks_per_node=2, shape=SHAPES[kernel]), tmp_path / "run"
+        shape = ", ".join(f"{name} = {extent}" for name, extent in SHAPES[kernel].items())
+        config = tmp_path / "small.toml"
+        config.write_text(f"shape = {{ {shape} }}\n")
+        asked = ["--config", str(config), "--policy", "adaptive", "--samples", "1", "--out", str(out)]
+        done = cli("run", kernel, *RUN[2:], *asked, launcher=mpiexec(4))
+        assert done.returncode == 0, done.stderr
+        (record,), once = records(out), expected(case)
+        assert (record["status"], record["policy"], record["ranks"]) == ("ok", "adaptive", 4)
+        assert record["check"] == {"elements": once.elements, "mismatches": 0, "first": None}
+        assert record["network_bytes"] == once.payload_bytes == case.point.network_bytes > 0
+
     @pytest.mark.parametrize(
         "placement",
         [[], ["-launcher", "fork", "-hosts", "a,b", "-ppn", "2"]],

@@ -8,135 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from sim_rig import TILE_M, TILE_N, Case, case_of, result_of, simulation_of
+from expected import MOST_PUT_BYTES, expected, row_bytes, shards
+from sim_rig import TILE_M, Case, case_of, result_of, simulation_of
 
 from mkbench.core.bf16 import to_bf16
 from mkbench.core.resources import kernels_dir
 from mkbench.platforms.sim import verify
 
 COMPUTE, LOCAL, SEND, RECEIVE = 1, 2, 3, 4
-MOST_PUT_BYTES = (2**18 - 1) * 16
-STRESS = settings.get_current_profile_name() == "stress"
-CASES = (
-    settings.get_profile("stress")
-    if STRESS
-    else settings(
-        max_examples=60,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-)
 
 
 def ag_case(**settings: Any) -> Case:
     """The only point of a plan, as `case_of` makes it."""
     return case_of(kernels="ag_gemm", **settings)
-
-
-def shard_rows(case: Case) -> list[int]:
-    """Rows of each rank's shard, counted here and not by the code under test."""
-    m, ranks = case.point.shape.m, case.point.ranks
-    size = -(-m // ranks)
-    return [min(size, max(0, m - rank * size)) for rank in range(ranks)]
-
-
-def shard_chunks(case: Case) -> list[int]:
-    return [-(-rows // TILE_M) for rows in shard_rows(case)]
-
-
-def row_bytes(case: Case) -> int:
-    return -(-case.point.shape.k // 8) * 16
-
-
-def expected_bytes(case: Case) -> int:
-    """Every row crosses once to every other node."""
-    return (case.point.nodes - 1) * sum(shard_rows(case)) * row_bytes(case)
-
-
-@st.composite
-def heights(draw: st.DrawFn, ranks: int) -> int:
-    """Rows of A: of each shard up to three tiles, the last ones cut or empty, often at the edge of a tile."""
-    rows = draw(st.integers(0, 2)) * TILE_M + draw(
-        st.sampled_from((1, 2, TILE_M - 1, TILE_M)) | st.integers(1, TILE_M)
-    )
-    return max(1, rows * ranks - draw(st.integers(0, rows * ranks - 1) | st.integers(0, 3)))
-
-
-@st.composite
-def widths(draw: st.DrawFn) -> int:
-    """Up to two tiles, with a tail that is often all or next to nothing."""
-    tail = st.sampled_from((1, 7, 8, TILE_N - 1, TILE_N)) | st.integers(1, TILE_N)
-    return draw(st.integers(0, 1)) * TILE_N + draw(tail)
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[int, int, int, int]:
-    """Nodes, ranks of each, m and n."""
-    nodes, ranks_per_node = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    return nodes, ranks_per_node, draw(heights(nodes * ranks_per_node)), draw(widths())
-
-
-@st.composite
-def partitions(draw: st.DrawFn) -> tuple[int, int]:
-    """Blocks of a rank, and how many communicate."""
-    blocks = draw(st.integers(2, 12))
-    return blocks, draw(st.integers(1, blocks - 1))
-
-
-@pytest.mark.timeout(0 if STRESS else 300)
-@CASES
-@given(
-    problem=problems(),
-    k=st.integers(1, 48),
-    partition=partitions(),
-    policy=st.sampled_from(("static", "adaptive")),
-    launches=st.integers(1, 3),
-    stress=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-# Launches in random order: each takes its flags, slots and buffers over from the one before.
-@example((2, 2, 600, 300), 24, (4, 2), "adaptive", 3, True, 1)
-# A ring that goes round with one block a rank, and forwards through used slots.
-@example((4, 1, 1500, 9), 8, (2, 1), "static", 3, True, 2)
-@example((4, 2, 3000, 9), 8, (2, 1), "adaptive", 2, True, 3)
-# One row; shards that are empty, in the middle of a node and whole nodes.
-@example((4, 5, 1, 1), 1, (2, 1), "adaptive", 2, False, 4)
-@example((4, 3, 1161, 8), 8, (3, 1), "static", 2, True, 5)
-def test_every_element_of_every_rank_is_exact(
-    problem: tuple[int, int, int, int],
-    k: int,
-    partition: tuple[int, int],
-    policy: str,
-    launches: int,
-    stress: bool,
-    seed: int,
-) -> None:
-    nodes, ranks_per_node, m, n = problem
-    blocks, comm_sms = partition
-    case = ag_case(
-        blocks=blocks,
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        shape={"m": m, "n": n, "k": k},
-        policies=policy,
-        comm_sms=str(comm_sms),
-        start_comm_sms=comm_sms,
-        seed=seed,
-        data=True,
-    )
-    with simulation_of(case, seed=seed, launches=launches, stress=stress) as simulation:
-        result = simulation.run()
-        assert result.status == "ok", result.report
-        check = verify(simulation)
-    assert check.elements == nodes * ranks_per_node * m * n
-    assert check.mismatches == 0, check.first
-    assert result.payload_bytes == launches * case.point.network_bytes == launches * expected_bytes(case)
-    # A put a chunk to each other node, and for each a credit.
-    assert result.commands == launches * 2 * (nodes - 1) * sum(shard_chunks(case))
 
 
 def test_all_ranks_of_the_largest_node_forward_too() -> None:
@@ -159,16 +43,12 @@ def test_all_ranks_of_the_largest_node_forward_too() -> None:
 def test_a_chunk_of_more_than_a_command_holds_crosses_in_pieces(k: int, pieces: int) -> None:
     # Shards of a whole chunk and one of few rows, which takes fewer pieces.
     case = ag_case(blocks=8, nodes=3, ranks_per_node=1, shape={"m": 436, "n": 64, "k": k}, comm_sms="3")
-    assert shard_rows(case) == [146, 146, 144]
-    result = result_of(case, launches=2)
+    assert shards(436, 3) == [146, 146, 144]
+    assert -(-TILE_M * row_bytes(case) // (MOST_PUT_BYTES // 128 * 128)) == pieces
+    result, once = result_of(case, launches=2), expected(case)
     assert result.status == "ok", result.report
-    assert result.payload_bytes == 2 * case.point.network_bytes == 2 * expected_bytes(case)
-    most = -(-TILE_M * row_bytes(case) // (MOST_PUT_BYTES // 128 * 128))
-    assert most == pieces
-    piece = -(-TILE_M * row_bytes(case) // 128 // pieces) * 128
-    chunks = [rows for shard in shard_rows(case) for rows in (TILE_M, shard - TILE_M)]
-    puts = sum(-(-rows * row_bytes(case) // piece) for rows in chunks)
-    assert result.commands == 2 * 2 * (puts + len(chunks))
+    assert result.payload_bytes == 2 * case.point.network_bytes == 2 * once.payload_bytes
+    assert result.commands == 2 * once.commands > 2 * 2 * 3 * pieces
 
 
 def test_pieces_arrive_whole() -> None:
@@ -221,30 +101,6 @@ def test_no_run_beats_the_lower_bound(size: int, cluster: str, policy: str, comm
     assert result.latencies_us[0] >= case.point.lower_bound_us
 
 
-@pytest.mark.parametrize("cluster", ["1x8-h100", "2x8-h200-ib"])
-@pytest.mark.parametrize("size", [4096, 16384])
-def test_adaptive_is_within_five_percent_of_the_best_static(cluster: str, size: int) -> None:
-    def latency(**settings: Any) -> float:
-        return result_of(ag_case(cluster=cluster, sizes=str(size), **settings)).latencies_us[0]
-
-    statics = [latency(comm_sms=str(count)) for count in (8, 12, 16, 20, 28, 36, 48, 64, 80)]
-    assert statics[0] > 1.5 * min(statics)  # or nothing would depend on the partition
-    assert latency(policies="adaptive", comm_sms=None) <= 1.05 * min(statics)
-
-
-# Beyond 2^31 elements: indices, offsets and byte counts must all be 64 bits wide.
-@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 2), (2, 2)])
-def test_matrices_of_more_than_two_to_the_31_elements(nodes: int, ranks_per_node: int) -> None:
-    case = ag_case(
-        nodes=nodes, ranks_per_node=ranks_per_node, shape={"m": 65536, "n": 40000, "k": 40000}, comm_sms="40"
-    )
-    result = result_of(case)
-    assert result.status == "ok", result.report
-    assert result.payload_bytes == (nodes - 1) * 65536 * 80000 == case.point.network_bytes
-    assert case.point.lower_bound_us is not None
-    assert result.latencies_us[0] >= case.point.lower_bound_us
-
-
 def test_a_wrong_input_of_one_rank_shows_in_its_rows_everywhere() -> None:
     case = ag_case(blocks=4, nodes=2, ranks_per_node=2, shape={"m": 130, "n": 300, "k": 20}, data=True)
     with simulation_of(case) as simulation:
@@ -256,17 +112,6 @@ def test_a_wrong_input_of_one_rank_shows_in_its_rows_everywhere() -> None:
     assert check.mismatches == 4 * 300
     assert check.first is not None
     assert check.first.startswith("rank 0 row 101 column 0: expected ")
-
-
-def test_inputs_are_left_as_they_were() -> None:
-    case = ag_case(blocks=4, nodes=2, ranks_per_node=2, shape={"m": 150, "n": 259, "k": 20}, data=True)
-    with simulation_of(case, launches=2) as simulation:
-        first = simulation.heap.offsets["a"]
-        count = (simulation.heap.offsets["out"] - first) // 2
-        before = [simulation.view(rank, first, count, "u2").copy() for rank in range(case.point.ranks)]
-        assert simulation.run().status == "ok"
-        for rank, inputs in enumerate(before):
-            assert (simulation.view(rank, first, count, "u2") == inputs).all()
 
 
 # What keeps a launch right, taken out: (file, what stands there, what it becomes).

@@ -120,7 +120,7 @@ def test_simulated_time_is_limited() -> None:
     result = result_of(replace(case, point=late))
     assert result.status == "time_limit"
     assert result.report.startswith("the launch did not end within 10 us of simulated time")
-    measurement = measure(late, case.cluster)
+    measurement = measure(late, case.cluster, build_library("gemm_ar"))
     assert measurement.status == "hang"
     assert measurement.samples_us == ()
     assert measurement.message == result.report

@@ -1,14 +1,17 @@
-"""Any shape on any small cluster: every rank's result is right bit for bit."""
+"""Any shape of any kernel on any small cluster: every rank's result is right bit for bit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from expected import expected
 from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from sim_rig import TILE_M, TILE_N, case_of, simulation_of
+from shapes import EXAMPLES, SHAPES, Problem, problems
+from sim_rig import case_of, left_in_accumulators, simulation_of
 
 from mkbench.core.bf16 import to_bf16
+from mkbench.core.workloads import workload
+from mkbench.core.workloads.base import metadata_inputs
 from mkbench.platforms.sim import verify
 
 STRESS = settings.get_current_profile_name() == "stress"
@@ -16,7 +19,7 @@ CASES = (
     settings.get_profile("stress")
     if STRESS
     else settings(
-        max_examples=60,
+        max_examples=40,
         derandomize=True,
         database=None,
         deadline=None,
@@ -25,83 +28,59 @@ CASES = (
 )
 
 
-@st.composite
-def lengths(draw: st.DrawFn, tile: int) -> int:
-    """Up to three tiles, with a tail that is often all or next to nothing."""
-    whole = draw(st.integers(0, 2))
-    return whole * tile + draw(st.sampled_from((1, 7, 8, tile - 1, tile)) | st.integers(1, tile))
-
-
-@st.composite
-def partitions(draw: st.DrawFn) -> tuple[int, int]:
-    """Blocks of a rank, and how many communicate."""
-    blocks = draw(st.integers(2, 12))
-    return blocks, draw(st.integers(1, blocks - 1))
-
-
 @pytest.mark.timeout(0 if STRESS else 300)
-@CASES
-@given(
-    nodes=st.integers(1, 3),
-    ranks_per_node=st.integers(1, 5),
-    m=lengths(TILE_M),
-    n=lengths(TILE_N),
-    k=st.integers(1, 48),
-    partition=partitions(),
-    policy=st.sampled_from(("static", "adaptive")),
-    chunk_tiles=st.none() | st.integers(1, 5),
-    launches=st.integers(1, 3),
-    stress=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-# Three launches in random order: each takes its flags and buffers over from the one before.
-@example(2, 2, 300, 600, 24, (4, 2), "adaptive", 1, 3, True, 1)
-@example(3, 2, 128, 256, 1, (2, 1), "static", None, 3, True, 2)
-def test_every_element_of_every_rank_is_exact(
-    nodes: int,
-    ranks_per_node: int,
-    m: int,
-    n: int,
-    k: int,
-    partition: tuple[int, int],
-    policy: str,
-    chunk_tiles: int | None,
-    launches: int,
-    stress: bool,
-    seed: int,
-) -> None:
-    blocks, comm_sms = partition
-    case = case_of(
-        blocks=blocks,
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        shape={"m": m, "n": n, "k": k},
-        policies=policy,
-        comm_sms=str(comm_sms),
-        start_comm_sms=comm_sms,
-        chunk_tiles=chunk_tiles,
-        seed=seed,
-        data=True,
-    )
-    with simulation_of(case, seed=seed, launches=launches, stress=stress) as simulation:
+@pytest.mark.parametrize("kernel", SHAPES)
+def test_every_element_of_every_rank_is_exact(kernel: str) -> None:
+    search = given(problem=problems(kernel))(is_exact)
+    for each in EXAMPLES:
+        if each.kernel == kernel:
+            search = example(problem=each)(search)
+    CASES(search)()
+
+
+def is_exact(problem: Problem) -> None:
+    case, launches = problem.case, problem.launches
+    with simulation_of(case, seed=problem.seed, launches=launches, stress=problem.stress) as simulation:
         result = simulation.run()
         assert result.status == "ok", result.report
         check = verify(simulation)
-    assert check.elements == nodes * ranks_per_node * m * n
+        assert left_in_accumulators(simulation) == 0
+    once = expected(case)
+    assert check.elements == once.elements
     assert check.mismatches == 0, check.first
-    assert result.payload_bytes == launches * case.point.network_bytes
+    assert result.payload_bytes == launches * once.payload_bytes == launches * case.point.network_bytes
+    assert result.commands == launches * once.commands
+    if not problem.stress:
+        assert case.point.lower_bound_us is not None
+        assert min(result.latencies_us) >= case.point.lower_bound_us
+
+
+INPUTS = {
+    "gemm_ar": {"m": 150, "n": 259, "k": 20},
+    "gemm_rs": {"m": 150, "n": 259, "k": 20},
+    "ag_gemm": {"m": 150, "n": 259, "k": 20},
+    "moe_dispatch_gemm": {"t": 333, "hidden": 40, "inter": 70, "experts": 8, "topk": 3},
+    "ring_attention": {"b": 1, "h": 2, "g": 1, "s": 700, "d": 64, "causal": 1},
+}
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_inputs_are_left_as_they_were(nodes: int) -> None:
-    case = case_of(blocks=4, nodes=nodes, ranks_per_node=2, shape={"m": 150, "n": 259, "k": 20}, data=True)
+@pytest.mark.parametrize("kernel", INPUTS)
+def test_inputs_are_left_as_they_were(kernel: str, nodes: int) -> None:
+    case = case_of(kernels=kernel, blocks=4, nodes=nodes, ranks_per_node=2, shape=INPUTS[kernel], data=True)
+    point, rules = case.point, workload(kernel)
     with simulation_of(case, launches=2) as simulation:
-        first = simulation.heap.offsets["a"]
-        count = (simulation.heap.offsets["partial"] - first) // 2
-        before = [simulation.view(rank, first, count, "u2").copy() for rank in range(case.point.ranks)]
         assert simulation.run().status == "ok"
-        for rank, inputs in enumerate(before):
-            assert (simulation.view(rank, first, count, "u2") == inputs).all()
+        for rank in range(point.ranks):
+            for name, values in rules.inputs(point.shape, rank, point.ranks, point.seed).items():
+                pitch = rules.pitches(point.shape)[name]
+                found = simulation.view(rank, simulation.heap.offsets[name], len(values) * pitch, np.uint16)
+                rows = found.reshape(len(values), pitch)
+                assert np.array_equal(rows[:, : values.shape[1]], to_bf16(values)), name
+                assert not rows[:, values.shape[1] :].any(), name
+            for name, chosen in metadata_inputs(rules, point.shape, rank, point.ranks).items():
+                kept = simulation.view(rank, simulation.heap.offsets[name], chosen.size, chosen.dtype)
+                assert np.array_equal(kept.reshape(chosen.shape), chosen), name
 
 
 def test_a_wrong_input_of_one_rank_shows_in_the_check() -> None:

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from expected import WINDOW, expected
 from sim_rig import Case, case_of, result_of, simulation_of
 
-from mkbench.core.bf16 import to_bf16
 from mkbench.core.memory import heap_bytes
 from mkbench.core.workloads import workload
 from mkbench.core.workloads.base import Shape
 from mkbench.core.workloads.routing import Deal, routing_of
 from mkbench.platforms.sim import verify
-from mkbench.platforms.simulate import Simulation
 
 COMPUTE, LOCAL, SEND, RECEIVE = 1, 2, 3, 4
-WINDOW, TILE_M, TILE_N = 256, 128, 256
-STRESS = settings.get_current_profile_name() == "stress"
-CASES = (
-    settings.get_profile("stress")
-    if STRESS
-    else settings(
-        max_examples=60,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-)
+TILE_M, TILE_N = 128, 256
 
 
 def moe_case(**settings: Any) -> Case:
@@ -45,135 +31,12 @@ def extents(t: int, hidden: int, inter: int, experts: int, topk: int, skew: int 
     return given | ({"skew": skew} if skew else {})
 
 
-def crossings(case: Case) -> list[tuple[int, int, list[set[int]]]]:
-    """For each rank, other node and window of the rank's tokens: (rank, node, the experts there of each token
-    that crosses). Counted token by token, not by the code under test."""
-    point, found = case.point, []
-    chosen = routing_of(point.shape).experts
-    shard, share = -(-point.shape.t // point.ranks), -(-point.shape.experts // point.ranks)
-    for rank in range(point.ranks):
-        tokens = range(min(rank * shard, point.shape.t), min((rank + 1) * shard, point.shape.t))
-        for start in range(0, len(tokens), WINDOW):
-            for node in set(range(point.nodes)) - {rank // point.ranks_per_node}:
-                there = [
-                    {e for e in chosen[t].tolist() if e // share // point.ranks_per_node == node}
-                    for t in tokens[start : start + WINDOW]
-                ]
-                found.append((rank, node, [experts for experts in there if experts]))
-    return found
-
-
-def expected_bytes(case: Case) -> int:
-    """Rows of 128-byte multiples, and for each window a list: starts of its experts, 8 bytes for a choice."""
-    point = case.point
-    row = -(-2 * point.shape.hidden // 128) * 128
-    words = 2 + point.ranks_per_node * -(-point.shape.experts // point.ranks)
-    header = -(-4 * words // 16) * 16
-    return sum(
-        len(tokens) * row + header + -(-8 * sum(map(len, tokens)) // 16) * 16
-        for _, _, tokens in crossings(case)
-    )
-
-
-def expected_commands(case: Case) -> int:
-    """A list of each window, the chunks of its tokens, and a credit of each rank to each other node."""
-    point = case.point
-    puts = sum(1 + -(-len(tokens) // point.chunk_tiles) for _, _, tokens in crossings(case))
-    return puts + point.ranks * (point.nodes - 1)
-
-
-def check_weights(simulation: Simulation) -> None:
-    """Each row of the result has the router's weight beside it, bit for bit."""
-    point = simulation.point
-    deal = Deal(point.shape, point.nodes, point.ranks_per_node)
-    for rank in range(point.ranks):
-        _, _, weights = deal.of_rank(rank)
-        found = simulation.view(rank, simulation.heap.offsets["row_weights"], len(weights), np.float32)
-        assert np.array_equal(found, weights), f"rank {rank}"
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> dict[str, int]:
-    experts = draw(st.integers(1, 24))
-    return extents(
-        draw(st.sampled_from((1, 2, 255, 257, 600)) | st.integers(1, 800)),
-        draw(st.sampled_from((1, 7, 8, 64, 65)) | st.integers(1, 80)),
-        draw(st.sampled_from((1, 8, TILE_N, TILE_N + 1)) | st.integers(1, 2 * TILE_N)),
-        experts,
-        draw(st.integers(1, min(6, experts))),
-        draw(st.sampled_from((0, 0, 120, 400, 3000))),
-    )
-
-
-@st.composite
-def partitions(draw: st.DrawFn) -> tuple[int, int]:
-    """Blocks of a rank, and how many communicate."""
-    blocks = draw(st.integers(2, 12))
-    return blocks, draw(st.integers(1, blocks - 1))
-
-
-@pytest.mark.timeout(0 if STRESS else 300)
-@CASES
-@given(
-    nodes=st.integers(1, 4),
-    ranks_per_node=st.integers(1, 5),
-    shape=shapes(),
-    partition=partitions(),
-    policy=st.sampled_from(("static", "adaptive")),
-    chunk_tokens=st.none() | st.integers(1, 40),
-    launches=st.integers(1, 3),
-    stress=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-# Several windows a rank, three launches in random order.
-@example(2, 1, extents(1100, 24, 300, 6, 3), (4, 2), "adaptive", 7, 3, True, 1)
-@example(3, 2, extents(40, 8, 8, 12, 5), (2, 1), "static", None, 3, True, 2)
-@example(4, 1, extents(300, 8, 8, 9, 4, 150), (3, 1), "adaptive", 1, 3, True, 3)
-# One rank; one expert; every token with every expert.
-@example(1, 1, extents(700, 16, 260, 5, 2), (5, 2), "adaptive", None, 2, False, 4)
-@example(2, 2, extents(500, 16, 16, 1, 1), (4, 1), "static", None, 2, True, 5)
-@example(2, 3, extents(130, 16, 16, 6, 6), (4, 1), "adaptive", None, 2, True, 6)
-def test_every_row_of_every_rank_is_exact(
-    nodes: int,
-    ranks_per_node: int,
-    shape: dict[str, int],
-    partition: tuple[int, int],
-    policy: str,
-    chunk_tokens: int | None,
-    launches: int,
-    stress: bool,
-    seed: int,
-) -> None:
-    blocks, comm_sms = partition
-    case = moe_case(
-        blocks=blocks,
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        shape=shape,
-        policies=policy,
-        comm_sms=str(comm_sms),
-        start_comm_sms=comm_sms,
-        chunk_tiles=chunk_tokens,
-        seed=seed,
-        data=True,
-    )
-    with simulation_of(case, seed=seed, launches=launches, stress=stress) as simulation:
-        result = simulation.run()
-        assert result.status == "ok", result.report
-        check = verify(simulation)
-        check_weights(simulation)
-    assert check.elements == shape["t"] * shape["topk"] * shape["inter"]
-    assert check.mismatches == 0, check.first
-    assert result.payload_bytes == launches * case.point.network_bytes == launches * expected_bytes(case)
-    assert result.commands == launches * expected_commands(case)
-    if not stress and case.point.lower_bound_us is not None:
-        assert min(result.latencies_us) >= case.point.lower_bound_us
-
-
 # What a router may do: (extents, and what it does with them on four ranks).
 EXTREMES = {
     "one expert has all tokens": extents(300, 16, 40, 8, 1, 9000),
     "all tokens go to one rank": extents(300, 16, 40, 8, 2, 9000),
+    "all tokens go to one node": extents(302, 16, 40, 8, 2, 9000),
+    "popularity is Zipf's": extents(300, 16, 40, 24, 2, 100),
     "most experts have none": extents(3, 16, 40, 64, 2),
     "a rank has no expert": extents(200, 16, 40, 3, 2),
     "ranks have no token": extents(2, 16, 40, 8, 4),
@@ -189,6 +52,9 @@ def test_the_extremes_are_what_they_say() -> None:
 
     assert sorted(rows("one expert has all tokens")[0]) == [0] * 7 + [300]
     assert sorted(rows("all tokens go to one rank")[0]) == [0] * 6 + [300, 300]
+    assert rows("all tokens go to one node")[1] == [302, 302, 0, 0]
+    chosen = sorted(rows("popularity is Zipf's")[0])
+    assert chosen[0] < 300 * 2 / 24 / 4 < 300 * 2 / 24 * 4 < chosen[-1]
     assert rows("most experts have none")[0].count(0) >= 58
     assert rows("a rank has no expert")[1][3] == 0
     assert len(Deal(Shape(**EXTREMES["ranks have no token"]), 2, 2).tokens(3)) == 0
@@ -207,23 +73,44 @@ def test_extreme_routing(name: str, nodes: int, ranks_per_node: int, policy: str
         result = simulation.run()
         assert result.status == "ok", result.report
         check = verify(simulation)
-        check_weights(simulation)
     assert check.mismatches == 0, check.first
-    assert result.payload_bytes == 2 * expected_bytes(case)
+    assert result.payload_bytes == 2 * expected(case).payload_bytes
 
 
-@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 3), (2, 2)])
-def test_inputs_are_left_as_they_were(nodes: int, ranks_per_node: int) -> None:
-    shape = extents(333, 40, 70, 8, 3)
-    case = moe_case(blocks=4, nodes=nodes, ranks_per_node=ranks_per_node, shape=shape, data=True)
-    kernel, ranks = workload("moe_dispatch_gemm"), nodes * ranks_per_node
-    with simulation_of(case, launches=2) as simulation:
+def test_a_wrong_weight_of_a_row_shows_in_the_check() -> None:
+    case = moe_case(blocks=4, nodes=2, ranks_per_node=2, shape=extents(200, 16, 40, 8, 3), data=True)
+    with simulation_of(case) as simulation:
+        # Of token 151, the second of rank 3: its three rows lie where its experts are.
+        weights = simulation.view(3, simulation.heap.offsets["weights"], 50 * 3, "f4").reshape(50, 3)
+        weights[1] = -1
         assert simulation.run().status == "ok"
-        for rank in range(ranks):
-            for name, values in kernel.inputs(case.point.shape, rank, ranks, case.point.seed).items():
-                pitch = kernel.pitches(case.point.shape)[name]
-                found = simulation.view(rank, simulation.heap.offsets[name], len(values) * pitch, np.uint16)
-                assert np.array_equal(found.reshape(-1, pitch)[:, : values.shape[1]], to_bf16(values)), name
+        check = verify(simulation)
+    assert check.mismatches == 3
+    assert check.first is not None
+    assert re.fullmatch(r"rank \d row_weights \d+: expected 0\.\d+, got -1\.0", check.first)
+
+
+@pytest.mark.parametrize("skew", [0, 100, 300])
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 1), (2, 3), (3, 2), (4, 1)])
+def test_a_token_crosses_once_to_each_node_that_it_is_routed_to(
+    nodes: int, ranks_per_node: int, skew: int
+) -> None:
+    """With rows of twice the bytes, and the same lists, what is sent more is a row for each that crosses."""
+    tokens, sent = 900, []
+    for hidden in (64, 128):
+        shape = extents(tokens, hidden, 40, 24, 3, skew)
+        case = moe_case(blocks=6, nodes=nodes, ranks_per_node=ranks_per_node, shape=shape)
+        result = result_of(case)
+        assert result.status == "ok", result.report
+        sent.append(result.payload_bytes)
+    ranks = nodes * ranks_per_node
+    node_of = routing_of(case.point.shape).experts // -(-24 // ranks) // ranks_per_node
+    home = [token // -(-tokens // ranks) // ranks_per_node for token in range(tokens)]
+    away = [[node for node in node_of[token].tolist() if node != home[token]] for token in range(tokens)]
+    crossing = sum(len(set(nodes)) for nodes in away)
+    assert sent[1] - sent[0] == 128 * crossing
+    assert 0 < crossing < sum(map(len, away))
+    assert crossing < (nodes - 1) * tokens
 
 
 @pytest.mark.parametrize("policy", ["static", "adaptive"])
@@ -238,7 +125,11 @@ def test_without_data_the_routing_and_all_times_are_the_same(
         )  # fmt: skip
         with simulation_of(case, launches=2) as simulation:
             result = simulation.run()
-            check_weights(simulation)
+            deal = Deal(case.point.shape, nodes, ranks_per_node)
+            for rank in range(case.point.ranks):
+                weights = deal.of_rank(rank)[2]
+                found = simulation.view(rank, simulation.heap.offsets["row_weights"], len(weights), "f4")
+                assert np.array_equal(found, weights), f"rank {rank}"
         return result.status, result.latencies_us, result.events, result.payload_bytes
 
     assert run(False) == run(True)
@@ -305,7 +196,7 @@ def test_a_rank_that_sends_more_than_its_rings_hold_waits_and_ends() -> None:
     )
     result = result_of(case)
     assert result.status == "ok", result.report
-    assert result.commands == expected_commands(case) > 2 * 2048
+    assert result.commands == expected(case).commands > 2 * 2048
 
 
 # The outputs of the largest shape have more than 2^31 elements on a rank with room for the worst routing.
